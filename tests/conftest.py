@@ -1,0 +1,45 @@
+"""What every test folder shares: a marker by folder, and one Spark session for the whole run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).parent
+MARKER_FOLDERS = frozenset({"unit", "property", "architecture", "golden", "interop", "crash", "spark"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests."""
+    for item in items:
+        if TESTS not in item.path.parents:
+            continue
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(folder if folder in MARKER_FOLDERS else "unit")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """The run's one Spark session. C1 only: the JVM starts in half the time and nobody waits for fast code."""
+    from stratalog.pipeline.session import session_settings, spark_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    options = session_settings(cores=2, memory="1g", streaming=True, cache=folder)["spark.driver.extraJavaOptions"]
+    session = spark_session(
+        cores=2,
+        memory="1g",
+        app_name="stratalog-tests",
+        streaming=True,
+        extra={
+            "spark.driver.extraJavaOptions": f"{options} -XX:TieredStopAtLevel=1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+        },
+    )
+    yield session
+    session.stop()
