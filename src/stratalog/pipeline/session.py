@@ -137,7 +137,10 @@ def session_settings(*, cores: int | None, memory: str, streaming: bool, cache: 
         "spark.sql.shuffle.partitions": str(2 * tasks),
         # Stores keep milliseconds since the epoch; results must not depend on where they are looked at.
         "spark.sql.session.timeZone": "UTC",
-        **{f"spark.executorEnv.{name}": value for name, value in _worker_environment(cache).items()},
+        # One thread per worker: Spark's tasks are the parallelism already.
+        "spark.executorEnv.OMP_NUM_THREADS": "1",
+        "spark.executorEnv.ARROW_IO_THREADS": "1",
+        "spark.executorEnv.NUMBA_NUM_THREADS": "1",
     }
     if streaming:
         settings |= {
@@ -150,20 +153,6 @@ def session_settings(*, cores: int | None, memory: str, streaming: bool, cache: 
             "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
     return settings
-
-
-def _worker_environment(cache: Path) -> dict[str, str]:
-    """One thread per worker: Spark's tasks are the parallelism already.
-
-    The kernels' compiled code is shared with this process. numba keeps it beside the source; where that folder cannot
-    be written, the workers get one that can.
-    """
-    environment = dict.fromkeys(("OMP_NUM_THREADS", "ARROW_IO_THREADS", "NUMBA_NUM_THREADS"), "1")
-    if directory := os.environ.get("NUMBA_CACHE_DIR"):
-        environment["NUMBA_CACHE_DIR"] = directory
-    elif not os.access(Path(__file__).parent.parent, os.W_OK):
-        environment["NUMBA_CACHE_DIR"] = str(cache / "numba")
-    return environment
 
 
 def _start_environment(java: Java, *, cache: Path, master: str) -> dict[str, str]:
