@@ -1,0 +1,59 @@
+"""Units of the queues: ConsumeQueue, its extension, and BatchConsumeQueue."""
+
+from stratalog.layout.record import Field, Layout
+
+UNIT = Layout(
+    "ConsumeQueue unit",
+    Field("commit_log_offset", "i64", "start of the record", "bytes"),
+    Field("size", "i32", "whole record", "bytes"),
+    Field("tags_code", "i64", "hash of the tags, deliver time of a delayed message, or extension address"),
+    size=20,
+    source="ConsumeQueue",
+)
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT.pack(0, FILLER_SIZE, 0)
+"""Unit that stands where a queue begins in the middle of a file (ConsumeQueue.fillPreBlank)."""
+
+BATCH_UNIT = Layout(
+    "BatchConsumeQueue unit",
+    Field("commit_log_offset", "i64", "start of the record", "bytes"),
+    Field("size", "i32", "whole record", "bytes"),
+    Field("tags_code", "i64", "hash of the tags"),
+    Field("store_timestamp", "i64", "store time of the record", "ms"),
+    Field("base_offset", "i64", "first queue offset that the record covers"),
+    Field("batch_size", "i16", "messages in the record", "messages"),
+    Field("compacted_offset", "i32", "written as -1"),
+    Field("reserved", "i32", "0"),
+    size=46,
+    source="BatchConsumeQueue",
+)
+
+EXTENSION_UNIT = Layout(
+    "ConsumeQueueExt unit",
+    Field("size", "i16", "this unit with its bitmap", "bytes"),
+    Field("tags_code", "i64", "hash of the tags"),
+    Field("store_timestamp", "i64", "store time of the record", "ms"),
+    Field("bitmap_size", "i16", "bloom filter bits that follow", "bytes"),
+    size=20,
+    source="ConsumeQueueExt.CqExtUnit",
+)
+EXTENSION_END = Layout("ConsumeQueueExt end mark", Field("mark", "i16", "-1"), size=2, source="ConsumeQueueExt")
+EXTENSION_END_SPACE = 4
+"""A unit rolls to the next file unless this much stays free behind it."""
+EXTENSION_ADDRESS_BASE = -(2**63)
+EXTENSION_ADDRESS_MAX = -(2**31) - 1
+"""Tag codes are 32-bit hashes: anything at or below this is an address in the extension file."""
+
+
+def is_extension_address(tags_code: int) -> bool:
+    return tags_code <= EXTENSION_ADDRESS_MAX
+
+
+def extension_position(tags_code: int) -> int:
+    """Byte offset in the extension's files that a unit's tags code stands for."""
+    return tags_code - EXTENSION_ADDRESS_BASE
+
+
+QUEUE_FILE_UNITS = 300_000
+"""Units of a ConsumeQueue file by default (`mappedFileSizeConsumeQueue` = 6,000,000 bytes)."""
+EXTENSION_FILE_SIZE = 48 * 1024 * 1024
