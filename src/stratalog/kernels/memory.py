@@ -1,0 +1,110 @@
+"""Loads, stores and copies at raw int64 addresses, for use inside kernels.
+
+Integers are big-endian as on RocketMQ's disk; `*_le_*` is the machine's order, as in Arrow buffers. Nothing is checked:
+the caller keeps the memory alive and stays inside it. None of these can be called from Python.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils as _cgutils
+from numba.extending import intrinsic
+
+cgutils: Any = _cgutils  # published without types
+_I1, _I8, _I16, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 64))
+BLOCK_SIZE = 16
+"""Bytes that `match_block` looks at; `record.find_byte` reads that many in front of the end it is given."""
+_BYTES = ir.VectorType(_I8, BLOCK_SIZE)
+
+
+def _loader(bits: int, *, signed: bool = True, big_endian: bool = True) -> Callable[[int], int]:
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], ir.IntType(bits).as_pointer()))
+            value.align = 1
+            if big_endian and bits > 8:
+                value = builder.bswap(value)
+            if bits == 64:
+                return value
+            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+
+        return types.int64(types.int64), codegen
+
+    return cast(Callable[[int], int], intrinsic(load))
+
+
+def _storer(bits: int, *, big_endian: bool = True) -> Callable[[int, int], None]:
+    def store(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            cell = ir.IntType(bits)
+            value = args[1] if bits == 64 else builder.trunc(args[1], cell)
+            if big_endian and bits > 8:
+                value = builder.bswap(value)
+            builder.store(value, builder.inttoptr(args[0], cell.as_pointer())).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return cast(Callable[[int, int], None], intrinsic(store))
+
+
+load_u8 = _loader(8, signed=False)
+load_i16 = _loader(16)
+load_i32 = _loader(32)
+load_u32 = _loader(32, signed=False)
+load_i64 = _loader(64)
+load_le_i32 = _loader(32, big_endian=False)
+load_le_i64 = _loader(64, big_endian=False)
+
+store_u8 = _storer(8)
+store_i16 = _storer(16)
+store_i32 = _storer(32)
+store_i64 = _storer(64)
+store_le_i32 = _storer(32, big_endian=False)
+store_le_i64 = _storer(64, big_endian=False)
+
+
+def _copy(typingctx: Any, dst: Any, src: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, _I64, _I1])
+        memcpy = cgutils.get_or_insert_function(builder.module, kind, "llvm.memcpy.p0i8.p0i8.i64")
+        target, source = builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer)
+        builder.call(memcpy, [target, source, args[2], ir.Constant(_I1, 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+copy = cast(Callable[[int, int, int], None], intrinsic(_copy))
+"""`copy(dst, src, size)`: memcpy; the two must not overlap."""
+
+
+def _match_block(typingctx: Any, address: Any, byte: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = builder.load(builder.inttoptr(args[0], _BYTES.as_pointer()))
+        block.align = 1
+        lane = builder.insert_element(
+            ir.Constant(_BYTES, ir.Undefined), builder.trunc(args[1], _I8), ir.Constant(_I64, 0)
+        )
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK_SIZE), [0] * BLOCK_SIZE)
+        wanted = builder.shuffle_vector(lane, ir.Constant(_BYTES, ir.Undefined), lanes)
+        return builder.zext(builder.bitcast(builder.icmp_unsigned("==", block, wanted), _I16), _I64)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _trailing_zeros(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(_I1, 1))
+
+    return types.int64(types.int64), codegen
+
+
+match_block = cast(Callable[[int, int], int], intrinsic(_match_block))
+"""`match_block(address, byte)`: bit i is set when byte i of the block of BLOCK_SIZE bytes equals `byte`."""
+
+trailing_zeros = cast(Callable[[int], int], intrinsic(_trailing_zeros))
+"""Number of zero bits below the lowest one bit; `value` must not be 0."""

@@ -1,0 +1,145 @@
+"""Walking records of one file, and finding the next one behind damage. For bytes that nobody has checked yet.
+
+Every read is bounded by `end`: any bytes may be given.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from stratalog.kernels.crc32 import body_crc
+from stratalog.kernels.jit import kernel
+from stratalog.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
+from stratalog.kernels.record import (
+    BODY_SIZE,
+    BODY_SIZE_SIZE,
+    MAGIC,
+    PROPERTIES_LENGTH_SIZE,
+    SYS_FLAG,
+    TOPIC_LENGTH_SIZE_V1,
+    TOPIC_LENGTH_SIZE_V2,
+    hosts_extra,
+)
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+
+Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class ScanStatus(IntEnum):
+    """Why a scan stopped; what stands at the position it returns."""
+
+    END = 0
+    """Fewer bytes are left than the smallest record takes (none, if the records filled the range)."""
+    BLANK = 1
+    """The blank record that closes a file."""
+    BAD_MAGIC = 2
+    """No record: never written (zeros), or damaged."""
+    BAD_SIZE = 3
+    """The size is smaller than a record, or runs past `end`: torn or damaged."""
+    BAD_BODY_SIZE = 4
+    """The body does not fit into the record."""
+    BAD_LENGTHS = 5
+    """Head, body, topic and properties do not add up to the size."""
+    BAD_OFFSET = 6
+    """A whole record that belongs elsewhere: its commit log offset is not the place where it stands."""
+    BAD_CRC = 7
+    """The body's CRC is not the one in the head."""
+    FULL = 8
+    """The output arrays are full: scan on from the position."""
+
+
+_BLANK, _BAD_MAGIC, _BAD_SIZE = int(ScanStatus.BLANK), int(ScanStatus.BAD_MAGIC), int(ScanStatus.BAD_SIZE)
+_BAD_BODY_SIZE, _BAD_LENGTHS = int(ScanStatus.BAD_BODY_SIZE), int(ScanStatus.BAD_LENGTHS)
+_BAD_OFFSET, _BAD_CRC = int(ScanStatus.BAD_OFFSET), int(ScanStatus.BAD_CRC)
+_END, _FULL = int(ScanStatus.END), int(ScanStatus.FULL)
+_WHOLE = -1
+
+_TOTAL_SIZE = HEAD.position("total_size")
+_BODY_CRC = HEAD.position("body_crc")
+_COMMIT_LOG_OFFSET = HEAD.position("commit_log_offset")
+_SIZE_MIN = FIXED_SIZE_V1
+_BLANK_SIZE, _BLANK_MAGIC = BLANK.size, BLANK.position("magic")
+
+
+@kernel
+def _check_record(address: int, position: int, end: int, base_offset: int, verify: bool) -> int:
+    """What stands at `position`: _WHOLE, or the status that stops a scan."""
+    record, left = address + position, end - position
+    if left >= _BLANK_SIZE and load_i32(record + _BLANK_MAGIC) == MAGIC_BLANK:
+        return _BLANK
+    if left < _SIZE_MIN:
+        return _END
+    magic = load_i32(record + MAGIC)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return _BAD_MAGIC
+    size = load_i32(record + _TOTAL_SIZE)
+    if size < _SIZE_MIN or size > left:
+        return _BAD_SIZE
+    body_size_at = BODY_SIZE + hosts_extra(load_i32(record + SYS_FLAG))
+    topic_length_size = TOPIC_LENGTH_SIZE_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_SIZE_V1
+    room = size - body_size_at - BODY_SIZE_SIZE - topic_length_size - PROPERTIES_LENGTH_SIZE
+    if room < 0:  # too small for its IPv6 hosts; nothing behind them is read
+        return _BAD_BODY_SIZE
+    body_size = load_i32(record + body_size_at)
+    if body_size < 0 or body_size > room:
+        return _BAD_BODY_SIZE
+    at = body_size_at + BODY_SIZE_SIZE + body_size
+    topic_size = load_i16(record + at) if magic == MAGIC_V2 else load_u8(record + at)
+    if topic_size < 0 or topic_size > room - body_size:
+        return _BAD_LENGTHS
+    if load_i16(record + at + topic_length_size + topic_size) != room - body_size - topic_size:
+        return _BAD_LENGTHS
+    if base_offset >= 0 and load_i64(record + _COMMIT_LOG_OFFSET) != base_offset + position:
+        return _BAD_OFFSET
+    if verify and body_size > 0:
+        crc = body_crc(record + body_size_at + BODY_SIZE_SIZE, body_size)
+        if crc != load_u32(record + _BODY_CRC):
+            return _BAD_CRC
+    return _WHOLE
+
+
+@kernel
+def scan(
+    address: int,
+    begin: int,
+    end: int,
+    base_offset: int,
+    verify: bool,
+    positions: Int64Array,
+    sizes: Int32Array,
+) -> tuple[int, int, int]:
+    """Walk the records of a file between two byte positions.
+
+    `address` is that of the file's position 0 and `base_offset` its log offset, or -1 to accept any commit log offset
+    in a record; `verify` checks body CRCs. Position and size of each whole record go to the arrays (of equal length).
+    Returns (records, position where the scan stopped, `ScanStatus`).
+    """
+    position, count = begin, 0
+    while True:
+        status = _check_record(address, position, end, base_offset, verify)
+        if status != _WHOLE:
+            return count, position, status
+        if count == positions.size:
+            return count, position, _FULL
+        positions[count] = position
+        sizes[count] = load_i32(address + position + _TOTAL_SIZE)
+        position += sizes[count]
+        count += 1
+
+
+@kernel
+def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
+    """Byte position of the next whole record at or behind `begin`, or -1.
+
+    A record counts when magic, lengths, commit log offset (unless `base_offset` is -1) and body CRC all hold; what lies
+    between is looked through byte by byte.
+    """
+    for position in range(begin, end - _SIZE_MIN + 1):
+        magic = load_i32(address + position + MAGIC)
+        if magic != MAGIC_V1 and magic != MAGIC_V2:
+            continue
+        if _check_record(address, position, end, base_offset, True) == _WHOLE:
+            return position
+    return -1
