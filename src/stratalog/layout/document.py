@@ -74,8 +74,8 @@ _SECTIONS = (
 Magic {_hex(message.MAGIC_V1)} is V1, with a topic length of one byte; {_hex(message.MAGIC_V2)} is V2, with two, for
 topics over {message.TOPIC_CHARS_MAX_V1} characters. Behind the head follow the body, the topic with its length and the
 properties with theirs. With an IPv6 born or store host (bits of `sys_flag`) the host takes {message.V6_EXTRA} bytes
-more and the fields behind it move. The smallest record has {message.FIXED_SIZE_V1} bytes. A record is written only where it
-leaves {message.BLANK.size} bytes free: a blank always fits.""",
+more and the fields behind it move. The smallest record has {message.FIXED_SIZE_V1} bytes. A record is written only
+where it leaves {message.BLANK.size} bytes free: a blank always fits.""",
         (
             message.HEAD,
             message.HEADS[HOSTS_MASK],
@@ -95,8 +95,8 @@ the next file.""",
         "Record CRC",
         f"""\
 With `enabledAppendPropCRC` the properties end with these {properties.CRC_PROPERTY_SIZE} bytes:
-`{properties.CRC32}`, 0x01, {properties.CRC_DIGITS} decimal digits (least significant first, padded with 0 on the right),
-0x02. The number is the CRC, lower 31 bits, of all bytes of the record before them.""",
+`{properties.CRC32}`, 0x01, {properties.CRC_DIGITS} decimal digits (least significant first, padded with 0 on the
+right), 0x02. The number is the CRC, lower 31 bits, of all bytes of the record before them.""",
         (),
     ),
     _Section(

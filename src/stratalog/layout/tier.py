@@ -79,6 +79,27 @@ OPEN_ITEM = COMPACTED_ITEM.extended(
     size=32,
 )
 
+RUN_MAGIC = 0x53545249
+"""`STRI`: an index run of this library."""
+RUN_VERSION = 1
+RUN_HEADER = Layout(
+    "index run header",
+    Field("magic", "i32", "RUN_MAGIC"),
+    Field("version", "i32", "1"),
+    Field("item_count", "i64", "items that follow"),
+    size=16,
+    source="stratalog",
+)
+RUN_ITEM = COMPACTED_ITEM.extended(
+    "index run item",
+    Layout("time", Field("store_timestamp", "i64", "of the record", "ms"), size=8, source="stratalog"),
+    size=36,
+)
+"""Item of a run: keys of one batch, not compacted yet, sorted by (key_hash, order of writing); `seconds` is 0."""
+
+OWN_DIRECTORY = "_stratalog"
+"""Beside the topics of a broker: manifest, checkpoints and index runs. Upstream never lists directories."""
+
 _FILE_NAME = re.compile(r"([0-9a-f]{8})([0-9]{20})\Z")
 
 

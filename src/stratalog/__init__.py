@@ -1,0 +1,42 @@
+"""RocketMQ's message store and tiered store in Python: a durable log on the same bytes.
+
+    import stratalog
+
+    with stratalog.open("data/store", flush="sync") as store:
+        store.put("orders", b"...", tags="paid", keys=["o-1"])
+        for message in store.queue("orders").read():
+            print(message.body)
+
+Names are imported when they are first used, so that importing the package stays instant.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratalog.config.settings import StoreSettings
+    from stratalog.store.message import Message
+    from stratalog.store.message_store import MessageStore
+    from stratalog.store.message_store import open_store as open
+    from stratalog.store.queue import Queue, Receipt
+
+__version__ = "0.1.0"
+__all__ = ["Message", "MessageStore", "Queue", "Receipt", "StoreSettings", "open"]
+
+_HOMES = {
+    "Message": ("stratalog.store.message", "Message"),
+    "MessageStore": ("stratalog.store.message_store", "MessageStore"),
+    "Queue": ("stratalog.store.queue", "Queue"),
+    "Receipt": ("stratalog.store.queue", "Receipt"),
+    "StoreSettings": ("stratalog.config.settings", "StoreSettings"),
+    "open": ("stratalog.store.message_store", "open_store"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("errors", "tiered", "pipeline"):
+        return import_module(f"stratalog.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stratalog' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

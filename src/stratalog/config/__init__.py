@@ -1,0 +1,1 @@
+"""Typed settings of stores and tiers, and RocketMQ's `broker.conf`."""

@@ -1,0 +1,69 @@
+"""Every error this library raises.
+
+    StratalogError
+    ├── ConfigurationError    a setting, an option or the environment is wrong: fix it and try again
+    ├── IllegalMessage        the message cannot be stored as it is: change it (nothing was written)
+    ├── OffsetOutOfRange      the queue holds no such offset: read on from `next_offset`
+    ├── StoreLocked           another process has the store open for writing: close it there, or open with mode="r"
+    ├── DiskFull              no room for the next file: free space and put again (reads go on)
+    ├── StoreFailed           the store stopped accepting messages after a failed write or flush: reopen it
+    ├── NotAStore             the directory is no message store (or no tier): name another one
+    ├── CorruptData           bytes on disk contradict their layout: verify, then repair or restore
+    └── TierConflict          another writer committed to the tier first: read the tier's state again and redo the batch
+
+A new class appears only where a caller would act differently. Messages name the place, what was expected, what was
+found and the next step.
+"""
+
+
+class StratalogError(Exception):
+    """Root of the library's errors."""
+
+
+class ConfigurationError(StratalogError):
+    """A setting or the environment is wrong; nothing was read or written."""
+
+
+class IllegalMessage(StratalogError):
+    """The message (or topic name, or property) is outside the limits; nothing was written."""
+
+
+class OffsetOutOfRange(StratalogError):
+    """A queue offset outside [min, max); reading can go on at `next_offset`."""
+
+    def __init__(self, message: str, *, next_offset: int) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
+class StoreLocked(StratalogError):
+    """The store's lock file is held by another process."""
+
+
+class DiskFull(StratalogError):
+    """The disk has no room for the next file; nothing was written, the same call works once there is room."""
+
+
+class StoreFailed(StratalogError):
+    """The store is read-only from now on; messages acknowledged before are safe, later ones were refused."""
+
+
+class NotAStore(StratalogError):
+    """The path holds no message store or no tier."""
+
+
+class CorruptData(StratalogError):
+    """Bytes that contradict their layout, with the place where they stand.
+
+    `path` is the file or object (empty for bytes in memory), `position` counts bytes from its start.
+    """
+
+    def __init__(self, message: str, *, path: str = "", position: int = -1) -> None:
+        place = f"{path} at byte {position}: " if path else (f"byte {position}: " if position >= 0 else "")
+        super().__init__(place + message)
+        self.path = path
+        self.position = position
+
+
+class TierConflict(StratalogError):
+    """The tier moved on while a batch was written; the batch was not committed and can be redone."""

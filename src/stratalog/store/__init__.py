@@ -1,0 +1,1 @@
+"""The local store: CommitLog, ConsumeQueue, IndexFile, flush, dispatch, recovery. In process, no Spark."""

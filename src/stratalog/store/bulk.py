@@ -1,0 +1,291 @@
+"""Bulk ways in and out of a store: lists and Arrow batches, through the kernels."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stratalog.errors import IllegalMessage
+from stratalog.kernels.columns import decode_arrow
+from stratalog.kernels.encode import (
+    QUEUE_FIELDS,
+    QUEUE_ID,
+    QUEUE_NEXT_OFFSET,
+    QUEUE_TOPIC_ADDRESS,
+    QUEUE_TOPIC_SIZE,
+    EncodeStatus,
+    encode_batch,
+)
+from stratalog.layout.columns import ARROW_SCHEMA
+from stratalog.layout.javahash import property_order
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, PROPERTIES_SIZE_MAX, Host
+from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END_BYTE, TAGS, UNIQUE_KEY
+from stratalog.store.queue import Queue, Receipt
+
+if TYPE_CHECKING:
+    from stratalog.store.message_store import MessageStore
+
+CHUNK_ROWS = 1 << 16
+_PROPERTY_OF_COLUMN = {"tags": TAGS, "keys": KEYS, "uniqueKey": UNIQUE_KEY}
+_RAW_PROPERTIES = "properties"
+_FIELD_COLUMNS = frozenset(ARROW_SCHEMA.names)
+
+Array = NDArray[Any]
+
+
+class _Rows:
+    """Rows ready for the kernel: buffers kept alive, their addresses, and the limits checked.
+
+    `columns` holds (name address, name size, offsets address, data address) per property in the order of writing; a name of
+    size 0 stands for property bytes that are copied as they are.
+    """
+
+    def __init__(self, count: int, body_offsets: NDArray[np.int32], bodies: Any) -> None:
+        self.count = count
+        self.body_offsets = np.ascontiguousarray(body_offsets)
+        self._keep: list[Any] = [bodies]
+        self.body_address = _address(bodies)
+        self.columns = np.zeros((0, 4), np.int64)
+        self.flags: NDArray[np.int32] | None = None
+        self.born: NDArray[np.int64] | None = None
+        self.properties_sizes = np.zeros(count, np.int64)
+
+    def add_property(self, name: bytes, offsets: NDArray[np.int32], data: Any) -> None:
+        sizes = np.diff(offsets)
+        _refuse_separators(name, data, raw=not name)
+        self.properties_sizes += np.where(sizes > 0, sizes + (len(name) + 2 if name else 0), 0)
+        offsets = np.ascontiguousarray(offsets)
+        text = np.frombuffer(name or b"\0", np.uint8)
+        self._keep += [offsets, data, text]
+        row = [text.ctypes.data, len(name), offsets.ctypes.data, _address(data)]
+        self.columns = np.vstack([self.columns, np.array([row], np.int64)])
+
+    def check(self, body_size_max: int, fixed_size_max: int, file_size: int) -> None:
+        """Raise `IllegalMessage` when any row is over a limit; nothing has been written then."""
+        sizes = np.diff(self.body_offsets)
+        for what, values, limit in (
+            ("body", sizes, body_size_max),
+            ("properties", self.properties_sizes, PROPERTIES_SIZE_MAX),
+            ("record", sizes + self.properties_sizes + fixed_size_max + BLANK.size, file_size),
+        ):
+            if self.count and int(values.max()) > limit:
+                row = int(values.argmax())
+                raise IllegalMessage(f"row {row}: {what} of {int(values[row]):,} bytes, the limit is {limit:,}")
+
+    def total_size(self, fixed_size: int) -> int:
+        return int(self.body_offsets[-1] - self.body_offsets[0] + self.properties_sizes.sum()) + fixed_size * self.count
+
+
+def _address(data: Any) -> int:
+    if isinstance(data, pa.Buffer):
+        return int(data.address)
+    return int(np.frombuffer(data or b"\0", np.uint8).ctypes.data)
+
+
+def _refuse_separators(name: bytes, data: Any, *, raw: bool) -> None:
+    if raw:
+        return
+    text = np.frombuffer(data, np.uint8) if data is not None and len(data) else np.empty(0, np.uint8)
+    if ((text - np.uint8(NAME_END_BYTE)) < NAME_END_BYTE + 1).any():
+        raise IllegalMessage(
+            f"column {name.decode()!r} holds a separator character (0x01 or 0x02); nothing was written"
+        )
+
+
+def _write(
+    store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue], *, together: bool
+) -> Array:
+    """Append all rows; returns (log offset, size, store time) bookkeeping per chunk as written. Takes the put lock per chunk."""
+    names = [np.frombuffer(queue.topic.encode(), np.uint8) for queue in queues]
+    table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
+    for row, queue, name in zip(table, queues, names, strict=True):
+        row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE], row[QUEUE_ID] = name.ctypes.data, name.size, queue.queue_id
+    host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
+    log = store.log
+    fixed = max(FIXED_SIZE_V1 + name.size for name in names)
+    rows.check(store.settings.max_message_size, fixed, log.file_size)
+    first, chunks = 0, []
+    with log.lock:
+        for row, queue in zip(table, queues, strict=True):
+            row[QUEUE_NEXT_OFFSET] = queue.next_offset
+        whole = rows.total_size(fixed) if together else fixed
+        now = store.clock_ns() // 1_000_000
+        position = log.position_for(min(whole, log.file_size - BLANK.size))
+        while first < rows.count:
+            start = log.end_offset
+            file, position = log.files[-1], start - log.base
+            done, written, status = encode_batch(
+                file.address + position, log.file_size - position, first, rows.count - first,
+                rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
+                rows.flags.ctypes.data if rows.flags is not None else 0,
+                rows.born.ctypes.data if rows.born is not None else 0,
+                start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
+            )  # fmt: skip
+            chunks.append((first, done, start, now))
+            first += done
+            for row, queue in zip(table, queues, strict=True):
+                queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
+            log.end_offset = start + written
+            if status == EncodeStatus.ROOM and first < rows.count:
+                log.position_for(log.file_size - BLANK.size)
+            assert status != EncodeStatus.TOO_LARGE, "checked above"
+    return np.array(chunks, np.int64)
+
+
+def put_list(
+    queue: Queue, bodies: Sequence[bytes], properties: bytes | Sequence[bytes], born_timestamp: int
+) -> list[Receipt]:
+    """See `Queue.put_many`."""
+    count = len(bodies)
+    if not count:
+        return []
+    if not queue.is_plain:
+        same = isinstance(properties, bytes)
+        texts = [properties] * count if same else list(properties)
+        return [queue.put_record(b, p, born_timestamp=born_timestamp) for b, p in zip(bodies, texts, strict=True)]
+    rows = _Rows(count, _offsets_of(bodies), b"".join(bodies))
+    if isinstance(properties, bytes):
+        if properties:
+            offsets = np.arange(count + 1, dtype=np.int32) * len(properties)
+            rows.add_property(b"", offsets.astype(np.int32), properties * count)
+    elif len(properties) != count:
+        raise IllegalMessage(f"{count} bodies but {len(properties)} properties: give one each, or one for all")
+    else:
+        rows.add_property(b"", _offsets_of(properties), b"".join(properties))
+    if born_timestamp:
+        rows.born = np.full(count, born_timestamp, np.int64)
+    first_offset = queue.next_offset
+    chunks = _write(queue.store, rows, np.zeros(count, np.int32), [queue], together=True)
+    first_offset = queue.next_offset - count
+    sizes = np.diff(rows.body_offsets) + rows.properties_sizes + queue.fixed_size
+    return _receipts(queue, chunks.tolist(), sizes, first_offset)
+
+
+def _receipts(queue: Queue, chunks: list[list[int]], sizes: Array, first_offset: int) -> list[Receipt]:
+    receipts = []
+    for first, done, start, now in chunks:
+        part = sizes[first : first + done]
+        starts = (start + np.cumsum(part) - part).tolist()
+        receipts += [
+            Receipt(first_offset + first + number, offset, size, now, queue.host)
+            for number, (offset, size) in enumerate(zip(starts, part.tolist(), strict=True))
+        ]
+    return receipts
+
+
+def _offsets_of(pieces: Sequence[bytes]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=offsets[1:])
+    if offsets[-1] >= 1 << 31:
+        raise IllegalMessage("more than 2 GiB in one call: put in smaller lists")
+    return offsets.astype(np.int32)
+
+
+# -- Arrow ---------------------------------------------------------------------------------------------------------
+
+
+def append_batch(
+    store: "MessageStore", batch: pa.RecordBatch, topic: str | None, queue_id: int | None
+) -> dict[tuple[str, int], range]:
+    """See `MessageStore.append`."""
+    if batch.num_rows == 0:
+        return {}
+    queues, rows_queue = _queues_of(store, batch, topic, queue_id)
+    if not all(queue.is_plain for queue in queues):
+        raise IllegalMessage(
+            "Arrow batches go to topics of at most 127 characters and IPv4 store hosts; use put_record"
+        )
+    ranges: dict[tuple[str, int], range] = {}
+    for first in range(0, batch.num_rows, CHUNK_ROWS):
+        piece = batch.slice(first, CHUNK_ROWS)
+        part = np.ascontiguousarray(rows_queue[first : first + CHUNK_ROWS])
+        _write(store, _rows_of(piece), part, queues, together=False)
+        counts = np.bincount(part, minlength=len(queues)).tolist()
+        for queue, count in zip(queues, counts, strict=True):
+            end = queue.next_offset
+            known = ranges.get((queue.topic, queue.queue_id))
+            ranges[queue.topic, queue.queue_id] = range(known.start if known else end - count, end)
+    return {key: found for key, found in ranges.items() if len(found)}
+
+
+def _queues_of(
+    store: "MessageStore", batch: pa.RecordBatch, topic: str | None, queue_id: int | None
+) -> tuple[list[Queue], NDArray[np.int32]]:
+    if topic is None and "topic" not in batch.schema.names:
+        raise IllegalMessage("the batch has no column 'topic': add one or give topic=")
+    queue_ids = np.zeros(batch.num_rows, np.int64)
+    if queue_id is not None:
+        queue_ids[:] = queue_id
+    elif "queueId" in batch.schema.names:
+        queue_ids[:] = batch.column("queueId").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if topic is not None:
+        names, codes = [topic], np.zeros(batch.num_rows, np.int64)
+    else:
+        encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
+        names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    pairs, rows_queue = np.unique(codes << 32 | queue_ids, return_inverse=True)
+    queues = [store.queue(names[pair >> 32], pair & 0xFFFFFFFF) for pair in pairs.tolist()]
+    return queues, rows_queue.astype(np.int32)
+
+
+def _rows_of(batch: pa.RecordBatch) -> _Rows:
+    if "body" not in batch.schema.names:
+        raise IllegalMessage("the batch has no column 'body'")
+    offsets, data = _text(batch.column("body"), pa.binary())
+    rows = _Rows(batch.num_rows, offsets, data)
+    columns = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        name = _PROPERTY_OF_COLUMN.get(field.name, field.name)
+        if field.name == "keys" and pa.types.is_list(field.type):
+            column = pc.binary_join(column, KEY_SEPARATOR)
+        elif field.name in _FIELD_COLUMNS and field.name not in _PROPERTY_OF_COLUMN:
+            continue
+        columns[name] = column
+    if _RAW_PROPERTIES in batch.schema.names:
+        if columns:
+            raise IllegalMessage(
+                f"column 'properties' holds all properties already; drop it or the columns {', '.join(columns)}"
+            )
+        rows.add_property(b"", *_text(batch.column(_RAW_PROPERTIES), pa.binary()))
+    for name in property_order(list(columns)):
+        rows.add_property(name.encode(), *_text(columns[name], pa.string()))
+    if "flag" in batch.schema.names:
+        rows.flags = batch.column("flag").cast(pa.int32()).to_numpy(zero_copy_only=False)
+    if "bornTimestamp" in batch.schema.names:
+        rows.born = _milliseconds(batch.column("bornTimestamp"))
+    return rows
+
+
+def _milliseconds(column: pa.Array) -> NDArray[np.int64]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    return np.ascontiguousarray(column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
+
+
+def _text(column: pa.Array, kind: pa.DataType) -> tuple[NDArray[np.int32], pa.Buffer]:
+    """Offsets and data of a string or binary column; null counts as empty."""
+    if column.type != kind:
+        column = column.cast(kind)
+    if column.null_count:
+        column = column.fill_null(b"" if kind == pa.binary() else "")
+    _, offsets, data = column.buffers()
+    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return view, data if data is not None else pa.py_buffer(b"")
+
+
+def read_arrow(
+    queue: Queue, store: "MessageStore", first: int | None, count: int, columns: Iterable[str] | None
+) -> pa.RecordBatch:
+    """See `Queue.read_arrow`."""
+    start = queue.min_offset if first is None else first
+    window = store.log.window()
+    return decode_arrow(
+        queue.units(start, count),
+        (window.addresses, window.first_offset, window.file_size),
+        list(columns) if columns is not None else ARROW_SCHEMA.names,
+        topic=queue.topic,
+        broker_name=store.broker_name,
+    )

@@ -1,0 +1,255 @@
+"""The CommitLog: one append-only log of all queues, in files of equal size mapped into memory."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.errors import CorruptData, StoreFailed
+from stratalog.layout.message import BLANK, MAGIC_BLANK
+from stratalog.layout.names import offset_name, offset_of
+from stratalog.store.disk import Disk, MappedFile, failed
+from stratalog.store.message import Message, message_at
+
+
+@dataclass(frozen=True, slots=True)
+class LogWindow:
+    """The log as kernels see it: byte b stands at `addresses[(b - first_offset) // file_size] + (b - first_offset) % file_size`.
+
+    An address of 0 is a file that is not there. `files` keeps the mappings alive.
+    """
+
+    addresses: NDArray[np.int64]
+    first_offset: int
+    file_size: int
+    end_offset: int
+    files: tuple[MappedFile | None, ...]
+
+
+class CommitLog:
+    """The log's files and its two ends.
+
+    `end_offset` is the byte behind the last whole record, `durable_offset` what is known to survive a power cut;
+    `first_offset ≤ durable_offset ≤ end_offset`. Appending needs `lock`; a record is in the file before `end_offset`
+    covers it, so readers need no lock. Every file but the last is full: it ends with a blank record.
+
+    While the store accepts messages, `limit` is the highest position a record may end at (8 bytes stay for the blank);
+    afterwards it is -1, so that the test every put makes anyway leads to the reason.
+    """
+
+    def __init__(self, directory: Path, disk: Disk, *, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.lock = threading.Lock()
+        self._disk = disk
+        self._files: list[MappedFile] = []
+        self._failure: StoreFailed | None = None
+        self.first_offset = 0
+        self.end_offset = 0
+        self.durable_offset = 0
+        self.base = 0
+        self.map: Any = None
+        self.limit = -1
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
+        for name in _checked_names(self._disk, self.directory, self.file_size):
+            self._files.append(self._disk.map(self.directory / name))
+        if self._files:
+            self.first_offset = int(self._files[0].path.name)
+        self.end_offset = self.durable_offset = self.first_offset + len(self._files) * self.file_size
+
+    @property
+    def files(self) -> list[MappedFile]:
+        return self._files
+
+    @property
+    def min_offset(self) -> int:
+        return self.first_offset
+
+    def file_at(self, commit_log_offset: int) -> tuple[MappedFile, int]:
+        """The file that holds a byte of the log, and the byte's position in it. Raises IndexError outside the log."""
+        number, position = divmod(commit_log_offset - self.first_offset, self.file_size)
+        if number < 0:
+            raise IndexError(commit_log_offset)
+        return self._files[number], position
+
+    def end_at(self, end_offset: int) -> None:
+        """Recovery's verdict: the log ends here. Later files go, bytes behind the end are zeroed (old records must not
+        rise again), and appending may start."""
+        keep = -(-(end_offset - self.first_offset) // self.file_size)
+        for file in self._files[keep:]:
+            file.close()
+            self._disk.remove(file.path)
+        del self._files[keep:]
+        if self._files:
+            tail = end_offset - self.first_offset - (keep - 1) * self.file_size
+            if _zero_behind(self._files[-1], tail):
+                self._files[-1].sync()
+        self.end_offset = self.durable_offset = end_offset
+        if self._files:
+            self._append_to(self._files[-1])
+
+    def _append_to(self, file: MappedFile) -> None:
+        self.base = int(file.path.name)
+        self.map = file.map
+        self.limit = self.file_size - BLANK.size
+
+    # -- appending (lock held) -----------------------------------------------------------------------------------
+
+    def position_for(self, total_size: int) -> int:
+        """Where a record of that size goes in the current file: rolls to a new file when it does not fit.
+
+        Raises `StoreFailed`, `DiskFull`, or `CorruptData`'s opposite number for records larger than a file
+        (`IllegalMessage` is checked by the caller, who knows the file size).
+        """
+        if self._failure:
+            raise self._failure
+        position = self.end_offset - self.base
+        if self.limit < 0 or position + total_size > self.limit:
+            self._roll()
+            position = 0
+        return position
+
+    def _roll(self) -> None:
+        """Close the current file with a blank record and go on in a new one. The file is allocated first, so a full disk
+        changes nothing."""
+        start = self.first_offset + len(self._files) * self.file_size
+        path = self.directory / offset_name(start)
+        self._disk.make_directory(self.directory)
+        self._disk.allocate(path, self.file_size)
+        file = self._disk.map(path)
+        if self._files:
+            position = self.end_offset - self.base
+            blank = BLANK.pack(self.file_size - position, MAGIC_BLANK)
+            self.map[position : position + BLANK.size] = blank
+        self._files.append(file)
+        self._append_to(file)
+        self.end_offset = start
+
+    def fail(self, reason: StoreFailed) -> None:
+        """Refuse every later append."""
+        self._failure = self._failure or reason
+        self.limit = -1
+
+    @property
+    def failure(self) -> StoreFailed | None:
+        return self._failure
+
+    # -- durability ----------------------------------------------------------------------------------------------
+
+    def sync(self) -> int:
+        """Make everything appended so far durable and return up to where. A failed flush is never tried again:
+        the log refuses appends from then on and `StoreFailed` is raised."""
+        if self._failure:
+            raise self._failure
+        end = self.end_offset
+        durable = self.durable_offset
+        if durable < end:
+            first = (durable - self.first_offset) // self.file_size
+            last = (end - 1 - self.first_offset) // self.file_size
+            try:
+                for file in self._files[first : last + 1]:
+                    file.sync()
+            except OSError as error:
+                self.fail(failed(f"flush of {self.directory}", error))
+                assert self._failure is not None
+                raise self._failure from error
+            self.durable_offset = max(self.durable_offset, end)
+        return self.durable_offset
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def message(self, commit_log_offset: int, topic: str | None = None) -> Message:
+        """The message whose record starts there. Raises `CorruptData` when none can."""
+        try:
+            file, position = self.file_at(commit_log_offset)
+        except IndexError:
+            raise CorruptData(
+                f"log offset {commit_log_offset} is outside [{self.first_offset}, {self.end_offset})",
+                path=str(self.directory),
+                position=commit_log_offset,
+            ) from None
+        return message_at(file.map, position, topic)
+
+    def window(self) -> LogWindow:
+        files = tuple(self._files)
+        addresses = np.array([file.address for file in files], np.int64)
+        return LogWindow(addresses, self.first_offset, self.file_size, self.end_offset, files)
+
+    def extents(self, begin: int, end: int) -> Iterator[tuple[MappedFile, int, int, int]]:
+        """The pieces of [begin, end) by file: file, first and last position in it, and the log offset of position 0."""
+        while begin < end:
+            file, position = self.file_at(begin)
+            base = begin - position
+            stop = min(end, base + self.file_size)
+            yield file, position, stop - base, base
+            begin = base + self.file_size
+
+    def close(self) -> None:
+        self.fail(StoreFailed(f"{self.directory.parent} is closed; open it again"))
+        for file in self._files:
+            file.close()
+
+
+def open_log_window(directory: Path) -> LogWindow:
+    """Map a CommitLog directory read-only for a task that knows which records it wants; no recovery, no lock."""
+    from stratalog.store.disk import PrivateDisk
+
+    disk = PrivateDisk()
+    log = CommitLog(directory, disk, file_size=log_file_size(disk, directory) or 1)
+    log.load()
+    return log.window()
+
+
+def log_file_size(disk: Disk, directory: Path) -> int | None:
+    """Size of the log's files as found on disk (the largest, so that a truncated one is noticed), None without files."""
+    sizes = [size for name, size in disk.files(directory).items() if offset_of(name) is not None]
+    return max(sizes) if any(sizes) else None
+
+
+def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
+    """The log's file names in order, after checking that all have the right size and none is missing.
+
+    A zero-length last file (created, not yet allocated when the power went) is removed.
+    """
+    files = [(name, size) for name, size in disk.files(directory).items() if offset_of(name) is not None]
+    if files and files[-1][1] == 0:
+        disk.remove(directory / files.pop()[0])
+    expected: int | None = None
+    for name, size in files:
+        offset = int(name)
+        if size != file_size:
+            raise CorruptData(
+                f"the file has {size:,} bytes, the log's files have {file_size:,}. If it was cut off, restore it or extend "
+                f"it with zeros (truncate -s {file_size}) and open again: whole records in it are kept, the log ends "
+                "behind the last. If the store uses another size, set mapped_file_size_commit_log",
+                path=str(directory / name),
+                position=size,
+            )
+        if expected is not None and offset != expected:
+            raise CorruptData(
+                f"expected {offset_name(expected)} before it: a file is missing in the middle of the log. Restore it, "
+                "or move the files before the gap away to go on without them",
+                path=str(directory / name),
+                position=0,
+            )
+        expected = offset + file_size
+    return [name for name, _ in files]
+
+
+def _zero_behind(file: MappedFile, position: int, chunk: int = 1 << 20) -> bool:
+    """Zero the bytes behind `position` where they are not zero yet; returns whether there were any."""
+    found = False
+    for start in range(position, file.size, chunk):
+        piece = file.view[start : start + chunk]
+        if piece.any():
+            piece[:] = 0
+            found = True
+    return found

@@ -1,0 +1,302 @@
+"""The seam to the disk: everything durable in a store goes through a `Disk`.
+
+`Disk` writes; `PrivateDisk` shows the same files to the same code but keeps every change in memory (copy on write),
+which is how a store is opened read-only without touching a byte, recovery included. Tests derive disks that fail.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from stratalog.errors import DiskFull, StoreFailed, StoreLocked
+
+ClockNs = Callable[[], int]
+"""Nanoseconds since the epoch; `time.time_ns` in production."""
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+
+class MappedFile:
+    """A file of fixed size, mapped as a whole.
+
+    `map` takes slice assignments, `address` is what kernels get; both live until `close`. `sync` makes the mapping's
+    stores durable: fdatasync on the descriptor writes the same dirty pages as msync, but releases the interpreter lock.
+    """
+
+    __slots__ = ("_fd", "_view", "address", "map", "path", "size")
+
+    def __init__(self, path: Path, fd: int, mapping: mmap.mmap) -> None:
+        self.path = path
+        self._fd = fd
+        self.map = mapping
+        self.size = len(mapping)
+        self._view = np.frombuffer(mapping, np.uint8)
+        self.address = self._view.ctypes.data
+
+    @property
+    def view(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        """The bytes as an array that borrows the mapping."""
+        return self._view
+
+    def sync(self) -> None:
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Unmap. Memory that something else still borrows is freed with that."""
+        del self._view
+        with contextlib.suppress(BufferError):
+            self.map.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OpenFile:
+    """An open file for positional reads and writes."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the file's end."""
+        return os.pread(self._fd, size, position)
+
+    def write(self, position: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, position)
+            view = view[written:]
+            position += written
+
+    def zero_from(self, position: int) -> None:
+        """Cut the file behind `position` and extend it again: sparse zeros."""
+        size = os.fstat(self._fd).st_size
+        os.ftruncate(self._fd, position)
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Disk:
+    """A directory tree that is read and written for real. Every method may raise `OSError`."""
+
+    read_only = False
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory with its parents, durably."""
+        if path.is_dir():
+            return
+        self.make_directory(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=DIRECTORY_MODE)
+        self.sync_directory(path.parent)
+
+    def allocate(self, path: Path, size: int) -> None:
+        """Create a file whose blocks are all reserved, so that a store into its mapping cannot meet a full disk.
+
+        Raises `DiskFull`; nothing is left behind then.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            os.fsync(fd)
+        except OSError as error:
+            os.unlink(path)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    f"{path}: no room for a file of {size:,} bytes; free space on that disk and put again "
+                    "(nothing was written, messages acknowledged before are safe)"
+                ) from error
+            raise
+        finally:
+            os.close(fd)
+        self.sync_directory(path.parent)
+
+    def create_sparse(self, path: Path, size: int) -> None:
+        """Create a file of that length without blocks, for derived data that is written with `write`."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        try:
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self.sync_directory(path.parent)
+
+    def map(self, path: Path) -> MappedFile:
+        fd = os.open(path, os.O_RDWR)
+        try:
+            return MappedFile(path, fd, mmap.mmap(fd, 0))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def open(self, path: Path) -> OpenFile:
+        return OpenFile(path, os.open(path, os.O_RDWR))
+
+    def files(self, directory: Path) -> dict[str, int]:
+        """Names and sizes of the regular files in a directory, sorted; empty when there is none."""
+        try:
+            with os.scandir(directory) as entries:
+                return dict(sorted((entry.name, entry.stat().st_size) for entry in entries if entry.is_file()))
+        except FileNotFoundError:
+            return {}
+
+    def directories(self, directory: Path) -> list[str]:
+        try:
+            with os.scandir(directory) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def read(self, path: Path) -> bytes | None:
+        """The whole file, None when it does not exist."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        try:
+            OpenFile(temporary, fd).write(0, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+        self.sync_directory(path.parent)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        """Take the store's lock as upstream does (byte 0 of the lock file); returns what releases it.
+
+        Raises `StoreLocked` when another process holds it.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise StoreLocked(
+                f"{path} is locked: the store is open in another process; close it there, or open with mode='r'"
+            ) from None
+        os.pwrite(fd, b"lock", 0)
+        return lambda: os.close(fd)
+
+
+class PrivateFile(OpenFile):
+    """A file whose changes stay in this process."""
+
+    __slots__ = ("_mapped",)
+
+    def __init__(self, mapped: MappedFile) -> None:
+        self.path = mapped.path
+        self._mapped = mapped
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._mapped.map[position : position + size]
+
+    def write(self, position: int, data: bytes | memoryview) -> None:
+        self._mapped.map[position : position + len(data)] = bytes(data)
+
+    def zero_from(self, position: int) -> None:
+        self._mapped.map[position:] = bytes(self._mapped.size - position)
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PrivateDisk(Disk):
+    """The files as they are, every change kept in memory: for opening a store read-only."""
+
+    read_only = True
+
+    def __init__(self) -> None:
+        self._mapped: dict[Path, MappedFile] = {}
+        self._removed: set[Path] = set()
+
+    def make_directory(self, path: Path) -> None:
+        pass
+
+    def allocate(self, path: Path, size: int) -> None:
+        self._removed.discard(path)
+        self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size))
+
+    create_sparse = allocate
+
+    def map(self, path: Path) -> MappedFile:
+        if path not in self._mapped:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            finally:
+                os.close(fd)
+            self._mapped[path] = MappedFile(path, -1, mapping)
+        return self._mapped[path]
+
+    def open(self, path: Path) -> OpenFile:
+        return PrivateFile(self.map(path))
+
+    def files(self, directory: Path) -> dict[str, int]:
+        found = super().files(directory)
+        found.update({path.name: file.size for path, file in self._mapped.items() if path.parent == directory})
+        removed = {path.name for path in self._removed if path.parent == directory}
+        return {name: size for name, size in sorted(found.items()) if name not in removed}
+
+    def exists(self, path: Path) -> bool:
+        return path not in self._removed and (path in self._mapped or path.exists())
+
+    def replace(self, path: Path, data: bytes) -> None:
+        pass
+
+    def remove(self, path: Path) -> None:
+        self._mapped.pop(path, None)
+        self._removed.add(path)
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        return lambda: None
+
+
+def failed(what: str, error: OSError) -> StoreFailed:
+    """The error after a write or flush that must not be tried again (the kernel reports a lost page only once)."""
+    return StoreFailed(
+        f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is safe: "
+        "close the store, mend the disk and open it again"
+    )

@@ -1,0 +1,350 @@
+"""The store: what `stratalog.open` returns."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore, StoreFailed
+from stratalog.layout import names
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.commit_log import CommitLog, log_file_size
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import ClockNs, Disk, PrivateDisk
+from stratalog.store.dispatch import Dispatcher
+from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
+from stratalog.store.index_file import HITS_MAX, Index
+from stratalog.store.message import Message
+from stratalog.store.queue import Queue, Receipt, check_queue
+from stratalog.store.recovery import Recovery, recover
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TIME_MAX = 2**63 - 1
+
+
+class MessageStore:
+    """A message store in a directory, in RocketMQ's files. Any thread may use it; one process may write.
+
+    Derived from the log alone: queues, index and checkpoint can be deleted and come back. Use it as a context manager:
+    closing makes everything durable and marks the stop as clean.
+    """
+
+    def __init__(self, root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs) -> None:
+        self.root = root
+        self.settings = settings
+        self.clock_ns = clock_ns
+        self.broker_name = root.name
+        self.shapes: dict[tuple[str, ...], Any] = {}
+        self._disk = disk
+        self._closed = False
+        self._release: Callable[[], None] | None = None
+        self._queues: dict[tuple[str, int], Queue] = {}
+        self._queues_lock = threading.Lock()
+        self._futures: FutureCommit | None = None
+        self._threads: list[Periodic] = []
+        self.log = CommitLog(root / names.COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
+        self.commit = GroupCommit(self.log)
+        self.index: Index | None = None
+        if settings.message_index_enable:
+            self.index = Index(
+                root, disk, slot_count=settings.max_hash_slot_num, item_capacity=settings.max_index_num,
+                with_tags=settings.compatibility != "5.3", clock_ns=clock_ns,
+            )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            root, self.log, self.index, disk, queue_file_size=settings.consume_queue_file_size,
+            delay_levels=settings.message_delay_level,
+        )  # fmt: skip
+        self.recovery = Recovery(clean=True)
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if not self._disk.read_only:
+            self._disk.make_directory(self.root)
+            self._release = self._disk.lock(self.root / names.LOCK)
+        try:
+            self._load()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _load(self) -> None:
+        clean = not self._disk.exists(self.root / names.ABORT)
+        self.log.load()
+        for topic in self._disk.directories(self.root / names.CONSUME_QUEUE):
+            for queue_id in self._disk.directories(self.root / names.CONSUME_QUEUE / topic):
+                if queue_id.isdigit():
+                    self._dispatcher.queue(topic, int(queue_id))
+        checkpoint = Checkpoint.load(self.root, self._disk)
+        if not self._disk.read_only:
+            self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
+        self.recovery = recover(self.log, self._dispatcher, self.index, checkpoint, clean=clean)
+        if self._disk.read_only:
+            self.log.fail(StoreFailed(f"{self.root} is open for reading only; open it with mode='w' to put"))
+            return
+        self._flush_all()
+        self._threads = [
+            Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_log),
+            Periodic("stratalog-dispatch", self.settings.flush_interval_consume_queue, self._flush_all),
+        ]
+
+    def close(self) -> None:
+        """Make everything durable, store the checkpoint, mark the stop as clean and let go of the lock.
+
+        After a failed flush the stop is not marked as clean, so that the next open checks what is on disk.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for thread in self._threads:
+            thread.close()
+        if self._futures:
+            self._futures.close()
+        try:
+            if not self._disk.read_only and not self.log.failure:
+                self._flush_all()
+                if self.index:
+                    self.index.close()
+                self._store_checkpoint()
+                self._disk.remove(self.root / names.ABORT)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.log.close()
+        if self.index:
+            self.index.unmap()
+        self._dispatcher.files.close()
+        if self._release:
+            self._release()
+            self._release = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<MessageStore {self.root} [{self.log.first_offset}, {self.log.end_offset})>"
+
+    # -- putting -------------------------------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int = 0) -> Queue:
+        """The queue, bound to this store; a new one appears on disk with its first message."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if (topic, queue_id) not in self._dispatcher.queues:
+                check_queue(topic, queue_id)
+            with self._queues_lock:
+                queue = self._queues.get((topic, queue_id))
+                if queue is None:
+                    self.dispatch()
+                    end = self._dispatcher.queue(topic, queue_id).end_offset
+                    queue = self._queues[topic, queue_id] = Queue(self, topic, queue_id, end)
+        return queue
+
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        unique_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        born_timestamp: int = 0,
+    ) -> Receipt:
+        """Append one message, see `Queue.put`."""
+        queue = self._queues.get((topic, queue_id)) or self.queue(topic, queue_id)
+        return queue.put(
+            body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp
+        )
+
+    def put_many(
+        self, topic: str, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, queue_id: int = 0
+    ) -> list[Receipt]:
+        """Append several messages to one queue with one lock and one flush wait, see `Queue.put_many`."""
+        return self.queue(topic, queue_id).put_many(bodies, properties)
+
+    async def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, **given: Any) -> Receipt:
+        """Append one message and wait, without blocking the event loop, until it is as durable as the flush mode says.
+
+        Takes what `put` takes. Thousands may be in flight: they share flushes.
+        """
+        queue = self._queues.get((topic, queue_id)) or self.queue(topic, queue_id)
+        receipt = queue.put(body, wait=False, **given)
+        if self.settings.flush != "sync":
+            return receipt
+        if self._futures is None:
+            self._futures = FutureCommit(self.commit)
+        await self._futures.durable(receipt.end_offset)
+        return receipt
+
+    def append(
+        self, batch: "pa.RecordBatch | pa.Table", *, topic: str | None = None, queue_id: int | None = None
+    ) -> dict[tuple[str, int], range]:
+        """Append the rows of an Arrow batch or table; returns the queue offsets given, by (topic, queue id).
+
+        Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a list),
+        `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms); any other column that the Spark source does not know becomes a
+        property of its name. Raises `IllegalMessage` before anything of a batch is written.
+        """
+        from stratalog.store.bulk import append_batch
+
+        ranges: dict[tuple[str, int], range] = {}
+        for piece in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
+            for key, found in append_batch(self, piece, topic, queue_id).items():
+                ranges[key] = range(ranges[key].start if key in ranges else found.start, found.stop)
+        if self.settings.flush == "sync":
+            self.commit.wait(self.log.end_offset)
+        return ranges
+
+    # -- durability ----------------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Make everything put so far durable; returns the log offset up to which it is. Raises `StoreFailed`."""
+        self.commit.wait(self.log.end_offset)
+        return self.log.durable_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Log offset below which every message survives a power cut."""
+        return self.log.durable_offset
+
+    def _flush_log(self) -> None:
+        if self.log.durable_offset < self.log.end_offset:
+            self.commit.wait(self.log.end_offset)
+
+    def dispatch(self) -> None:
+        """Bring queues and index up to date: under sync flush with what is durable, else with what is put."""
+        log = self.log
+        self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
+
+    def _flush_all(self) -> None:
+        """Log, then what is derived from it, then the checkpoint that vouches for both."""
+        self._flush_log()
+        self.dispatch()
+        self._dispatcher.files.sync()
+        self._store_checkpoint()
+
+    def _store_checkpoint(self) -> None:
+        progress = self._dispatcher.progress
+        if self._disk.read_only or progress.offset > self.log.durable_offset:
+            return
+        Checkpoint(
+            physic_msg_timestamp=progress.last_store_timestamp,
+            logics_msg_timestamp=progress.last_store_timestamp,
+            index_msg_timestamp=self.index.flushed_timestamp if self.index else 0,
+            confirm_offset=progress.last_record_offset,
+            logics_commit_log_offset=progress.last_record_offset,
+        ).store(self.root, self._disk, compatibility=self.settings.compatibility)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def units_of(self, queue: Queue) -> ConsumeQueue:
+        """The units behind a queue."""
+        return self._dispatcher.queue(queue.topic, queue.queue_id)
+
+    def queues(self) -> list[tuple[str, int]]:
+        """(topic, queue id) of every queue that has or had messages."""
+        self.dispatch()
+        return sorted(key for key, queue in self._dispatcher.queues.items() if queue.end_offset)
+
+    def topics(self) -> list[str]:
+        return sorted({topic for topic, _ in self.queues()})
+
+    def query(
+        self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = HITS_MAX
+    ) -> list[Message]:
+        """Messages of a topic that carry a key (or unique key), stored in [begin, end] ms, oldest first, the newest `limit`.
+
+        Every hit was checked against the record: two keys with one hash are told apart.
+        """
+        hits = []
+        for offset in self.candidates(topic, key=key, begin=begin, end=end):
+            message = self.log.message(offset)
+            if message.topic == topic and (key in message.keys or key == message.unique_key):
+                hits.append(message)
+                if len(hits) == limit:
+                    break
+        return sorted(hits, key=lambda message: message.commit_log_offset)
+
+    def candidates(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterable[int]:
+        """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
+        if self.index is None:
+            raise ConfigurationError("this store was opened with message_index_enable=False: it cannot look up keys")
+        self.dispatch()
+        return dict.fromkeys(self.index.offsets(topic, key, begin=begin, end=end))
+
+    def message(self, commit_log_offset: int) -> Message:
+        """The message at a log offset, as message ids name it. Raises `CorruptData` when none starts there."""
+        if not self.log.first_offset <= commit_log_offset < self.log.end_offset:
+            raise CorruptData(
+                f"log offset {commit_log_offset} is outside [{self.log.first_offset}, {self.log.end_offset})"
+            )
+        return self.log.message(commit_log_offset)
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    mode: Literal["r", "w"] = "w",
+    clock_ns: ClockNs = time.time_ns,
+    disk: Disk | None = None,
+    settings: StoreSettings | None = None,
+    **given: Any,
+) -> MessageStore:
+    """Open the message store in a directory.
+
+    `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
+    running broker and sees the store as it is now. Settings are those of `StoreSettings`, as keywords.
+    Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`.
+    """
+    root = Path(path)
+    if mode not in ("r", "w"):
+        raise ConfigurationError(f"mode={mode!r}: give 'r' or 'w'")
+    disk = disk or (PrivateDisk() if mode == "r" else Disk())
+    _check_directory(root, disk)
+    settings = settings or StoreSettings.make(given)
+    settings = settings.with_file_sizes(
+        commit_log=log_file_size(disk, root / names.COMMIT_LOG), consume_queue=_queue_file_size(disk, root)
+    )
+    store = MessageStore(root, settings, disk, clock_ns)
+    try:
+        store._open()
+    except OSError as error:
+        raise NotAStore(
+            f"{root} cannot be opened: {error.strerror or error}; check the path and its permissions"
+        ) from error
+    return store
+
+
+def _check_directory(root: Path, disk: Disk) -> None:
+    if root.exists() and not root.is_dir():
+        raise NotAStore(f"{root} is a file: give the directory that holds (or shall hold) commitlog/")
+    if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():
+        return
+    content = disk.files(root).keys() | set(disk.directories(root))
+    if disk.read_only:
+        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG}:
+        raise NotAStore(f"{root} holds other files and no {names.COMMIT_LOG}/; give an empty or new directory")
+
+
+def _queue_file_size(disk: Disk, root: Path) -> int | None:
+    for topic in disk.directories(root / names.CONSUME_QUEUE):
+        for queue_id in disk.directories(root / names.CONSUME_QUEUE / topic):
+            for name, size in disk.files(root / names.CONSUME_QUEUE / topic / queue_id).items():
+                if names.offset_of(name) is not None and size:
+                    return size
+    return None

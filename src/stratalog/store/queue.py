@@ -1,0 +1,411 @@
+"""One queue as its users see it: put and read."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from fastcrc import crc32 as _crc32
+
+from stratalog.errors import CorruptData, IllegalMessage, OffsetOutOfRange
+from stratalog.layout.javahash import property_order
+from stratalog.layout.message import (
+    FIXED_SIZE_V1,
+    HEAD,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH,
+    PROPERTIES_SIZE_MAX,
+    PUT_HEAD,
+    RECORD_SIZE_SLACK,
+    TOPIC_CHARS_MAX_V1,
+    TOPIC_LENGTH_V1,
+    Host,
+    Record,
+)
+from stratalog.layout.messageid import offset_message_id
+from stratalog.layout.names import check_topic
+from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
+from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.sysflag import enters_queue
+from stratalog.store.message import Message, message_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stratalog.store.message_store import MessageStore
+
+_crc = _crc32.iso_hdlc
+_pack_head = PUT_HEAD.struct.pack
+_pack_size = PROPERTIES_LENGTH.struct.pack
+_READ_CHUNK_UNITS = 4096
+_FOLLOW_PAUSE_S = 0.005
+_EMPTY_VALUE = NAME_END + VALUE_END
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a message was put. `store_timestamp` is milliseconds since the epoch, sizes and offsets are bytes."""
+
+    queue_offset: int
+    commit_log_offset: int
+    store_size: int
+    store_timestamp: int
+    store_host: Host
+
+    @property
+    def end_offset(self) -> int:
+        """Log offset behind the record: durable once the log's `durable_offset` reaches it."""
+        return self.commit_log_offset + self.store_size
+
+    @property
+    def message_id(self) -> str:
+        """The id RocketMQ would have answered."""
+        return offset_message_id(self.store_host, self.commit_log_offset)
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """How properties with one set of names are written: a `%` template in RocketMQ's order and the order of values."""
+
+    template: str
+    order: Callable[[tuple[Any, ...]], Any]
+    count: int
+
+
+def _shape_of(names: tuple[str, ...]) -> _Shape:
+    for name in names:
+        if not name or NAME_END in name or VALUE_END in name:
+            raise IllegalMessage(f"property name {name!r}: empty, or it holds a separator character (0x01 or 0x02)")
+    ordered = property_order(names)
+    if len(ordered) != len(names):
+        raise IllegalMessage(
+            f"a property is given twice: {', '.join(names)} (tags, keys and unique_key are properties)"
+        )
+    template = "".join(f"{name.replace('%', '%%')}{NAME_END}%s{VALUE_END}" for name in ordered)
+    return _Shape(template, itemgetter(*(names.index(name) for name in ordered)), len(names))
+
+
+class Queue:
+    """One queue of one topic, bound to an open store: the fast way in a loop. Any thread may use it.
+
+    Offsets are queue offsets (message numbers): `min_offset ≤ offset < max_offset` can be read.
+    """
+
+    def __init__(self, store: "MessageStore", topic: str, queue_id: int, next_offset: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next_offset = next_offset
+        self.store = store
+        self._log = store.log
+        self._sync = store.commit.wait if store.settings.flush == "sync" else None
+        self._clock_ns = store.clock_ns
+        self._size_max = store.settings.max_message_size
+        self.host = Host.parse(store.settings.store_host)
+        name = topic.encode()
+        packed_host = b"" if self.host.is_v6 else self.host.packed()
+        self._ids = HEAD.struct.pack(*[0] * 3, queue_id, *[0] * 5, bytes(4), 0, 0, bytes(4), *[0] * 4)[
+            HEAD.position("queue_id") : HEAD.position("queue_offset")
+        ]
+        self._born = packed_host
+        self._rest = packed_host.ljust(HEAD.position("body_size") - HEAD.position("store_address"), b"\0")
+        self._name = TOPIC_LENGTH_V1.pack(len(name)) + name if len(name) <= TOPIC_CHARS_MAX_V1 else b""
+        self.is_plain = bool(self._name) and not self.host.is_v6
+        self.fixed_size = FIXED_SIZE_V1 + len(name)
+        self._shapes: dict[tuple[str, ...], _Shape] = store.shapes
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.topic}/{self.queue_id}>"
+
+    # -- putting -------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        unique_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        born_timestamp: int = 0,
+        wait: bool = True,
+    ) -> Receipt:
+        """Append one message. Under sync flush it is durable when this returns, unless `wait` is False.
+
+        `keys` are index keys (one text with blanks between, or a list); `born_timestamp` is milliseconds, 0 means now.
+        Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
+        """
+        names: tuple[str, ...] = ()
+        values: tuple[Any, ...] = ()
+        if tags is not None:
+            names, values = (TAGS,), (tags,)
+        if keys is not None:
+            names += (KEYS,)
+            values += (keys if type(keys) is str else _joined(keys),)
+        if unique_key is not None:
+            names += (UNIQUE_KEY,)
+            values += (unique_key,)
+        if properties:
+            names += tuple(properties)
+            values += tuple(properties.values())
+        if not names:
+            return self.put_raw(body, b"", born_timestamp=born_timestamp, wait=wait)
+        shape = self._shapes.get(names)
+        if shape is None:
+            shape = self._shapes[names] = _shape_of(names)
+        text = shape.template % (shape.order(values) if shape.count > 1 else values)
+        if text.count(VALUE_END) != shape.count or text.count(NAME_END) != shape.count or _EMPTY_VALUE in text:
+            raise _bad_value(names, values)
+        return self.put_raw(body, text.encode(), born_timestamp=born_timestamp, wait=wait)
+
+    def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
+        """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
+        size = len(body)
+        properties_size = len(properties)
+        total = self.fixed_size + size + properties_size
+        if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not self.is_plain:
+            return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
+        crc = _crc(body) & 0x7FFFFFFF
+        log = self._log
+        with log.lock:
+            start = log.end_offset
+            position = start - log.base
+            end = position + total
+            if end > log.limit:
+                position = self._make_room(total)
+                start = log.end_offset
+                end = position + total
+            queue_offset = self.next_offset
+            now = self._clock_ns() // 1_000_000
+            log.map[position:end] = b"".join(
+                (
+                    _pack_head(
+                        total, MAGIC_V1, crc, self._ids, queue_offset, start, 0, born_timestamp or now, self._born, now,
+                        self._rest, size,
+                    ),
+                    body,
+                    self._name,
+                    _pack_size(properties_size),
+                    properties,
+                )
+            )  # fmt: skip
+            self.next_offset = queue_offset + 1
+            log.end_offset = start + total
+        if self._sync and wait:
+            self._sync(start + total)
+        return Receipt(queue_offset, start, total, now, self.host)
+
+    def _make_room(self, total: int) -> int:
+        if total + 8 > self._log.file_size:
+            raise IllegalMessage(
+                f"the record takes {total:,} bytes, a file of this log holds {self._log.file_size - 8:,}; "
+                "nothing was written"
+            )
+        return self._log.position_for(total)
+
+    def put_record(
+        self,
+        body: bytes,
+        properties: bytes = b"",
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: Host | None = None,
+        store_host: Host | None = None,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        wait: bool = True,
+    ) -> Receipt:
+        """Append one message with every field of the record open to the caller (slower than `put_raw`).
+
+        A prepared or rolled back message gets queue offset 0 and enters no queue, as in RocketMQ.
+        """
+        name = self.topic.encode()
+        if len(properties) > PROPERTIES_SIZE_MAX:
+            raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
+        queued = enters_queue(sys_flag)
+        record = Record(
+            topic=name,
+            body=bytes(body),
+            properties=properties,
+            queue_id=self.queue_id,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_host=born_host or self.host,
+            store_host=store_host or self.host,
+            reconsume_times=reconsume_times,
+            prepared_transaction_offset=prepared_transaction_offset,
+            magic=MAGIC_V2 if len(name) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
+        )
+        total = record.total_size
+        if len(body) > self._size_max or total > self._size_max + RECORD_SIZE_SLACK:
+            raise IllegalMessage(
+                f"body of {len(body):,} bytes: the limit (max_message_size) is {self._size_max:,}; nothing was written"
+            )
+        log = self._log
+        with log.lock:
+            position = self._make_room(total)
+            start = log.end_offset
+            now = self._clock_ns() // 1_000_000
+            queue_offset = self.next_offset if queued else 0
+            placed = replace(
+                record, queue_offset=queue_offset, commit_log_offset=start, born_timestamp=born_timestamp or now,
+                store_timestamp=now,
+            )  # fmt: skip
+            log.map[position : position + total] = placed.encode()
+            self.next_offset += queued
+            log.end_offset = start + total
+        if self._sync and wait:
+            self._sync(start + total)
+        return Receipt(queue_offset, start, total, now, record.store_host)
+
+    def put_many(
+        self, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, born_timestamp: int = 0
+    ) -> list[Receipt]:
+        """Append several messages with one lock and one flush wait; `properties` are encoded, one for all or one each.
+
+        Like a client batch they share one store time and stand together in one file. All or nothing.
+        """
+        from stratalog.store.bulk import put_list
+
+        receipts = put_list(self, bodies, properties, born_timestamp)
+        if self._sync and receipts:
+            self._sync(receipts[-1].end_offset)
+        return receipts
+
+    def append(self, batch: "pa.RecordBatch | pa.Table") -> range:
+        """Append the rows of an Arrow batch to this queue and return their queue offsets. See `MessageStore.append`."""
+        offsets = self.store.append(batch, topic=self.topic, queue_id=self.queue_id)
+        return offsets[self.topic, self.queue_id]
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def max_offset(self) -> int:
+        """Queue offset behind the newest readable message."""
+        self.store.dispatch()
+        return self.store.units_of(self).end_offset
+
+    @property
+    def min_offset(self) -> int:
+        """Queue offset of the oldest message still there."""
+        self.store.dispatch()
+        return self.store.units_of(self).min_offset(self._log.first_offset)
+
+    def units(self, first: int, count: int) -> bytes:
+        """Raw 20-byte ConsumeQueue units [first, first + count), cut at `max_offset`."""
+        self.store.dispatch()
+        return self.store.units_of(self).units(first, count)
+
+    def read(self, first: int | None = None, *, count: int | None = None, follow: bool = False) -> Iterator[Message]:
+        """Messages from queue offset `first` (default: the oldest) on, at most `count`.
+
+        With `follow` the iterator waits for new messages instead of ending. Raises `OffsetOutOfRange` outside
+        [min_offset, max_offset]; messages that recovery could not save are passed over.
+        """
+        low, high = self.min_offset, self.max_offset
+        start = low if first is None else first
+        if not low <= start <= high:
+            raise OffsetOutOfRange(
+                f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}), not {start}",
+                next_offset=low if start < low else high,
+            )
+        return self._messages(start, count if count is not None else 1 << 62, follow)
+
+    def _messages(self, start: int, left: int, follow: bool) -> Iterator[Message]:
+        while left > 0:
+            units = self.units(start, min(left, _READ_CHUNK_UNITS))
+            if not units:
+                if not follow:
+                    return
+                time.sleep(_FOLLOW_PAUSE_S)
+                continue
+            yield from self._decode(units, start)
+            start += len(units) // UNIT.size
+            left -= len(units) // UNIT.size
+
+    def _decode(self, units: bytes, start: int) -> Iterator[Message]:
+        """Messages of units; consecutive ones mostly lie in one file, so its mapping is looked up only at a change."""
+        log, topic, decode = self._log, self.topic, message_at
+        low = high = 0
+        mapping: Any = None
+        for commit_log_offset, size, _ in UNIT.struct.iter_unpack(units):
+            if not low <= commit_log_offset < high:
+                if size == FILLER_SIZE:
+                    start += 1
+                    continue
+                try:
+                    file, position = log.file_at(commit_log_offset)
+                except IndexError:
+                    raise self._not_there(start, commit_log_offset) from None
+                mapping, low = file.map, commit_log_offset - position
+                high = low + file.size
+            message = decode(mapping, commit_log_offset - low, topic)
+            if message.queue_offset != start and message.commit_log_offset != commit_log_offset:
+                raise self._not_there(start, commit_log_offset)
+            yield message
+            start += 1
+
+    def _not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
+        return CorruptData(
+            f"queue {self.topic}/{self.queue_id} offset {queue_offset} points to a record that is not there; "
+            "run `stratalog verify`, then rebuild the queue from the log",
+            path=str(self._log.directory),
+            position=commit_log_offset,
+        )
+
+    def read_arrow(
+        self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
+    ) -> "pa.RecordBatch":
+        """Up to `count` messages as an Arrow batch in the columns of the Spark source (or those asked for)."""
+        from stratalog.store.bulk import read_arrow
+
+        return read_arrow(self, self.store, first, count, columns)
+
+    def offset_at(self, timestamp_ms: int, *, bound: Literal["lower", "upper"] = "lower") -> int:
+        """Queue offset by store time.
+
+        `lower`: the first message stored at or after the time (max_offset when there is none); `upper`: the last one
+        stored at or before it (min_offset when there is none).
+        """
+        low, high = self.min_offset, self.max_offset
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._store_timestamp(middle)
+            if stored < timestamp_ms or (bound == "upper" and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return low if bound == "lower" else max(first, low - 1)
+
+    def _store_timestamp(self, queue_offset: int) -> int:
+        commit_log_offset, size, _ = self.store.units_of(self).unit(queue_offset)
+        if size == FILLER_SIZE:
+            return 0
+        return self._log.message(commit_log_offset, self.topic).store_timestamp
+
+
+def _joined(keys: Sequence[str]) -> str:
+    for key in keys:
+        if KEY_SEPARATOR in key:
+            raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
+    return KEY_SEPARATOR.join(keys)
+
+
+def _bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessage:
+    for name, value in zip(names, values, strict=True):
+        text = str(value)
+        if not text:
+            return IllegalMessage(f"property {name!r} is empty: leave it out (a reader would not see it)")
+        if NAME_END in text or VALUE_END in text:
+            return IllegalMessage(f"property {name!r} holds a separator character (0x01 or 0x02); nothing was written")
+    return IllegalMessage(f"properties {names} cannot be encoded")
+
+
+def check_queue(topic: str, queue_id: int) -> None:
+    """Raise `IllegalMessage` unless topic and queue id may be written."""
+    check_topic(topic)
+    if not isinstance(queue_id, int) or not 0 <= queue_id < 1 << 31:
+        raise IllegalMessage(f"queue id {queue_id!r}: give a whole number from 0")

@@ -1,0 +1,195 @@
+"""What a store does when it is opened: find the log's end, then bring the derived files into line with it.
+
+The scan meets one of these situations; each has one decision.
+
+    found                                        verdict     decision
+    -----------------------------------------    --------    ---------------------------------------------------------
+    magic, sizes, log offset and body CRC hold   WHOLE       keep, derive queue unit and index items
+    the blank record, or too little room for     BLANK       go on in the next file
+      one more record
+    none of these, no whole record behind it     TORN        the log ends here; the bytes behind are zeroed, later files
+                                                             removed (old records must not rise again)
+    none of these, a whole record behind it      CORRUPT     not a tail: the range is quarantined (left as it is and
+                                                             reported), messages behind it are served
+
+Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
+else is derived. After a clean stop (no `abort` file) the scan begins at the newest record that a queue knows; otherwise
+at the checkpoint, which was written only from flushed data; without one, at the log's beginning.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from stratalog.errors import CorruptData
+from stratalog.kernels.scan import ScanStatus, find_record, scan
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import MappedFile
+from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
+from stratalog.store.index_file import Index
+
+_CLOCK_MARGIN_MS = 3000
+"""A 5.3 checkpoint knows times only; upstream goes back this much further."""
+
+
+class Verdict(Enum):
+    """What stands at a position of the log; see the table above."""
+
+    WHOLE = "whole"
+    BLANK = "blank"
+    TORN = "torn"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range [begin, end) of the log that holds no whole record, with whole records behind it."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a store found and did. Offsets are log offsets in bytes."""
+
+    clean: bool
+    scanned_from: int = 0
+    end_offset: int = 0
+    record_count: int = 0
+    torn_size: int = 0
+    """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
+    quarantined: list[Damage] = field(default_factory=list)
+
+
+def recover(
+    log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool
+) -> Recovery:
+    """Bring log, queues and index to a common state; the log is ready for appending afterwards.
+
+    Raises `CorruptData` when the queues point into a log that is not there.
+    """
+    newest = max((unit[0] for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=-1)
+    if not log.files and newest >= 0:
+        raise CorruptData(
+            "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
+            "to begin with an empty store",
+            path=str(log.directory),
+        )
+    start = _start_after_clean_stop(log, newest) if clean else _start_after_crash(log, checkpoint)
+    report = Recovery(clean=clean, scanned_from=start)
+    _scan(log, start, report)
+    log.end_at(report.end_offset)
+    if index:
+        index.load(below=None if clean else report.end_offset)
+    for queue in dispatcher.queues.values():
+        queue.truncate(report.end_offset if clean else min(start, report.end_offset))
+    begin = start if clean or not index else max(log.first_offset, min(start, index.resume_offset))
+    _redispatch(dispatcher, begin, report)
+    return report
+
+
+def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
+    inside = log.first_offset <= newest < log.end_offset
+    return newest if inside else log.first_offset
+
+
+def _start_after_crash(log: CommitLog, checkpoint: Checkpoint) -> int:
+    """A record start at or before everything that the crash may have taken from the queues."""
+    offset = checkpoint.logics_commit_log_offset
+    if log.first_offset <= offset < log.end_offset and _is_record(log, offset):
+        return offset
+    known = min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - _CLOCK_MARGIN_MS
+    if known > 0 and not offset:
+        for number in range(len(log.files) - 1, 0, -1):
+            first = log.first_offset + number * log.file_size
+            if _is_record(log, first) and log.message(first).store_timestamp <= known:
+                return first
+    return log.first_offset
+
+
+def _is_record(log: CommitLog, commit_log_offset: int) -> bool:
+    file, position = log.file_at(commit_log_offset)
+    one = np.empty(1, np.int64), np.empty(1, np.int32)
+    count, _, _ = scan(file.address, position, file.size, commit_log_offset - position, True, *one)
+    return bool(count)
+
+
+def _scan(log: CommitLog, start: int, report: Recovery) -> None:
+    """Walk the log from `start` to its end, verifying every record; fills the report."""
+    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
+    offset = report.end_offset = start
+    while log.first_offset <= offset < log.end_offset:
+        file, position = log.file_at(offset)
+        base = offset - position
+        count, position, status = scan(file.address, position, file.size, base, True, positions, sizes)
+        report.record_count += count
+        offset = base + position
+        if count:
+            report.end_offset = offset
+        if status == ScanStatus.FULL:
+            continue
+        if _is_blank(file, position):
+            offset = report.end_offset = base + file.size
+            continue
+        following = _next_record(log, offset)
+        if following is None:
+            _check_not_cut(log, file, position)
+            report.torn_size = _written_size(file, position)
+            return
+        report.quarantined.append(Damage(offset, following, ScanStatus(status).name))
+        offset = following
+
+
+def _is_blank(file: MappedFile, position: int) -> bool:
+    if file.size - position < BLANK.size:
+        return True
+    blank = BLANK.unpack(file.view.data, position)
+    return bool(blank.magic == MAGIC_BLANK)
+
+
+def _next_record(log: CommitLog, offset: int) -> int | None:
+    """Log offset of the next whole record behind `offset`, None when there is none."""
+    file, position = log.file_at(offset)
+    number = (offset - log.first_offset) // log.file_size
+    for other in log.files[number:]:
+        base = int(other.path.name)
+        found = find_record(other.address, position + 1 if other is file else 0, other.size, base)
+        if found >= 0:
+            return int(base + found)
+    return None
+
+
+def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
+    """A record that claims to go past its file's end was written into a longer file: the file has been cut."""
+    if file.size - position < FIXED_SIZE_V1:
+        return
+    head = HEAD.unpack(file.view.data, position)
+    base = int(file.path.name)
+    plausible = head.magic in (MAGIC_V1, MAGIC_V2) and head.commit_log_offset == base + position
+    if plausible and position + head.total_size + BLANK.size > file.size and len(log.files) == 1:
+        raise CorruptData(
+            f"a record of {head.total_size:,} bytes begins here but the file ends after {file.size:,}: the file was cut. "
+            "Restore it, or extend it with zeros to its full size (truncate -s) and open again: whole records are kept",
+            path=str(file.path),
+            position=position,
+        )
+
+
+def _written_size(file: MappedFile, position: int) -> int:
+    """How far behind `position` something was written (bytes that are not zero), looking at one record's reach."""
+    written = np.flatnonzero(file.view[position : position + (8 << 20)])
+    return int(written[-1]) + 1 if written.size else 0
+
+
+def _redispatch(dispatcher: Dispatcher, begin: int, report: Recovery) -> None:
+    dispatcher.start_at(min(begin, report.end_offset))
+    for damage in report.quarantined:
+        if damage.end > begin:
+            dispatcher.dispatch(damage.begin)
+            dispatcher.skip(damage.end)
+    dispatcher.dispatch(report.end_offset)
