@@ -1,12 +1,14 @@
 """The session that `spark_session` builds, seen from a running one."""
 
 import os
+import socket
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stratalog.errors import ConfigurationError
+from stratalog.pipeline import worker_daemon
 from stratalog.pipeline.java import cache_directory
 from stratalog.pipeline.session import session_settings, spark_session
 
@@ -98,3 +100,30 @@ def test_settings_follow_the_cores_that_were_asked_for(tmp_path: "Path") -> None
 def test_no_cores_are_refused(tmp_path: "Path") -> None:
     with pytest.raises(ConfigurationError, match="at least one core"):
         session_settings(cores=0, memory="1g", streaming=False, cache=tmp_path)
+
+
+def test_a_worker_whose_jvm_has_gone_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(sock: object, authenticated: bool) -> int:
+        raise BrokenPipeError
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(worker_daemon, "_pyspark_worker", gone)
+        assert worker_daemon.worker(ours, authenticated=True) == 1
+        monkeypatch.setattr(worker_daemon, "_pyspark_worker", lambda sock, authenticated: 0)
+        assert worker_daemon.worker(ours, authenticated=True) == 0
+
+
+def test_workers_run_under_our_daemon(spark: "SparkSession") -> None:
+    def parent(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import os
+        from pathlib import Path
+
+        import pyarrow as pa
+
+        for _ in batches:
+            command = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+            yield pa.RecordBatch.from_pydict({"command": [command.replace("\0", " ")]})
+
+    rows = spark.range(1, numPartitions=1).mapInArrow(parent, "command string").collect()
+    assert "-m stratalog.pipeline.worker_daemon" in rows[0].command

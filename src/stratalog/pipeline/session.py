@@ -104,7 +104,7 @@ def spark_session(
     return session
 
 
-_ONE_MACHINE_ONLY = frozenset({"spark.driver.host", "spark.driver.bindAddress"})
+_ONE_MACHINE_ONLY = frozenset({"spark.driver.host", "spark.driver.bindAddress", "spark.python.daemon.module"})
 
 
 def session_settings(*, cores: int | None, memory: str, streaming: bool, cache: Path) -> dict[str, str]:
@@ -126,6 +126,8 @@ def session_settings(*, cores: int | None, memory: str, streaming: bool, cache: 
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()}",
         # Python workers over a Unix socket: no TCP port, 50 ms less a query.
         "spark.python.unix.domain.socket.enabled": "true",
+        # Workers that outlive the JVM end without a traceback on the terminal.
+        "spark.python.daemon.module": "stratalog.pipeline.worker_daemon",
         # A crash in native code names its place.
         "spark.python.worker.faulthandler.enabled": "true",
         # Off by default, and our source refuses to plan without it.
