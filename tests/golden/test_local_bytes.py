@@ -5,6 +5,7 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,7 +212,7 @@ def expected_tags_code(record: Record) -> int:
     return string_hash(properties.get(TAGS, ""))
 
 
-def units_of(data: bytes) -> list[tuple[int, int, int]]:
+def units_of(data: bytes) -> Any:
     """Units of a ConsumeQueue file up to the first that is not written."""
     units = np.frombuffer(data, queue.UNIT.dtype)
     stop = np.flatnonzero(units["size"] <= 0)
@@ -267,9 +268,9 @@ NO_UNITS = {
 }
 
 
-def extension_units(name: str) -> dict[str, dict[int, object]]:
+def extension_units(name: str) -> dict[str, dict[int, Any]]:
     """Units of ConsumeQueueExt by queue and byte offset; each encodes to the bytes it was read from."""
-    found: dict[str, dict[int, object]] = {}
+    found: dict[str, dict[int, Any]] = {}
     for path, data in files_of(name, names.CONSUME_QUEUE_EXT).items():
         queue_path, _, file_name = path.rpartition("/")
         position = 0
