@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from stratalog.kernels.jit import kernel
+from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import cgutils, load_le_i64, load_u8
 
 POLYNOMIAL = 0x104C11DB7
@@ -223,7 +223,7 @@ else:
     crc32 = crc32_by_table
 
 
-@kernel
+@part
 def body_crc(address: int, size: int) -> int:
     """The CRC of a body as records hold it: without its top bit (UtilAll.crc32)."""
     return crc32(address, size) & 0x7FFFFFFF

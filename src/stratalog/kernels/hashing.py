@@ -5,14 +5,17 @@ combined inside the word (31, then 31², then 31⁴) and the word is added to ha
 sends the rest through a decoder that replaces malformed bytes as Python (and Java) do.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from stratalog.kernels.jit import kernel
+from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import load_i64, load_le_i32, load_u8, load_u32
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+NO_PREFIX = cast(int, np.int64(0))
+"""Seed of a hash that continues none; a plain 0 would compile `java_hash` a second time, for the constant."""
 
 _MASK = (1 << 32) - 1
 _BASE = 31
@@ -28,7 +31,7 @@ _HIGH_SURROGATE, _LOW_SURROGATE = 0xD800, 0xDC00
 _ABOVE_ASCII = 0x80
 
 
-@kernel
+@part
 def _decode_character(position: int, end: int) -> tuple[int, int]:
     """Code point at `position` and the position behind it; U+FFFD for the longest malformed start, as decoders do."""
     lead = load_u8(position)
@@ -56,7 +59,7 @@ def _decode_character(position: int, end: int) -> tuple[int, int]:
     return code, position
 
 
-@kernel
+@part
 def _hash_text(h: int, position: int, end: int) -> int:
     while position < end:
         code, position = _decode_character(position, end)
@@ -68,7 +71,7 @@ def _hash_text(h: int, position: int, end: int) -> int:
     return h
 
 
-@kernel
+@part
 def _signed(h: int) -> int:
     return h - (1 << 32) if h >> 31 else h
 

@@ -1,6 +1,6 @@
 """Finding the parts of a record, for use inside kernels. The record's lengths must have been checked (`scan`)."""
 
-from stratalog.kernels.jit import kernel
+from stratalog.kernels.jit import part
 from stratalog.kernels.memory import (
     BLOCK_SIZE,
     load_i16,
@@ -48,32 +48,32 @@ _DELAY, _DELAY_LAST = name_as_number(DELAY[:4]), ord(DELAY[4])
 _SHORTEST_NAMED = len(TAGS) + 2
 
 
-@kernel
+@part
 def born_extra(sys_flag: int) -> int:
     """Bytes that the fields behind the born host stand further back than in an IPv4 record."""
     return V6_EXTRA if sys_flag & BORN_HOST_V6 else 0
 
 
-@kernel
+@part
 def hosts_extra(sys_flag: int) -> int:
     """Bytes that the fields behind the store host stand further back than in an IPv4 record."""
     return born_extra(sys_flag) + (V6_EXTRA if sys_flag & STORE_HOST_V6 else 0)
 
 
-@kernel
+@part
 def store_timestamp_of(record: int) -> int:
     """Store time in ms of the record at this address."""
     return load_i64(record + STORE_TIMESTAMP + born_extra(load_i32(record + SYS_FLAG)))
 
 
-@kernel
+@part
 def body_of(record: int) -> tuple[int, int]:
     """Address and size of the body."""
     at = record + BODY_SIZE + hosts_extra(load_i32(record + SYS_FLAG))
     return at + BODY_SIZE_SIZE, load_i32(at)
 
 
-@kernel
+@part
 def topic_of(record: int) -> tuple[int, int]:
     """Address and size of the topic."""
     body, body_size = body_of(record)
@@ -83,7 +83,7 @@ def topic_of(record: int) -> tuple[int, int]:
     return at + TOPIC_LENGTH_SIZE_V1, load_u8(at)
 
 
-@kernel
+@part
 def properties_of(record: int) -> tuple[int, int]:
     """Begin and end address of the properties' text."""
     topic, topic_size = topic_of(record)
@@ -91,7 +91,7 @@ def properties_of(record: int) -> tuple[int, int]:
     return at + PROPERTIES_LENGTH_SIZE, at + PROPERTIES_LENGTH_SIZE + load_i16(at)
 
 
-@kernel
+@part
 def find_byte(begin: int, end: int, byte: int) -> int:
     """Address of the first `byte` in [begin, end), or `end`. The BLOCK_SIZE bytes before `end` must be readable."""
     while begin + BLOCK_SIZE <= end:
@@ -106,7 +106,7 @@ def find_byte(begin: int, end: int, byte: int) -> int:
     return end
 
 
-@kernel
+@part
 def named_values(begin: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
     """Address and size of TAGS, KEYS, UNIQ_KEY and DELAY in a properties text; size 0 = absent. The last one wins."""
     tags, tags_size, keys, keys_size = end, 0, end, 0

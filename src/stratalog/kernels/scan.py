@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stratalog.kernels.crc32 import body_crc
-from stratalog.kernels.jit import kernel
+from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 from stratalog.kernels.record import (
     BODY_SIZE,
@@ -63,7 +63,7 @@ _SIZE_MIN = FIXED_SIZE_V1
 _BLANK_SIZE, _BLANK_MAGIC = BLANK.size, BLANK.position("magic")
 
 
-@kernel
+@part
 def _check_record(address: int, position: int, end: int, base_offset: int, verify: bool) -> int:
     """What stands at `position`: _WHOLE, or the status that stops a scan."""
     record, left = address + position, end - position

@@ -1,0 +1,176 @@
+"""Filling and asking a local IndexFile (IndexFile, IndexService)."""
+
+from stratalog.kernels.hashing import NO_PREFIX, java_hash
+from stratalog.kernels.jit import kernel, part
+from stratalog.kernels.memory import load_i32, load_i64, store_i32, store_i64
+from stratalog.kernels.queue_table import Int64Array
+from stratalog.kernels.record import (
+    SYS_FLAG,
+    find_byte,
+    named_values,
+    properties_of,
+    store_timestamp_of,
+    topic_of,
+)
+from stratalog.layout.index import HEADER, ITEM, KEY_SEPARATOR, SLOT, TAG_KEY_PREFIX, slots_position
+from stratalog.layout.javahash import INT_MIN, string_hash
+from stratalog.layout.properties import KEY_SEPARATOR as KEYS_SEPARATOR
+from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
+
+HEADER_BEGIN_TIMESTAMP, HEADER_END_TIMESTAMP = 0, 1
+HEADER_BEGIN_OFFSET, HEADER_END_OFFSET = 2, 3
+HEADER_USED_SLOTS, HEADER_NEXT_ITEM = 4, 5
+HEADER_FIELDS = 6
+"""The header in memory is int64[6], in the order of its layout."""
+assert [field.name for field in HEADER.fields] == [
+    "begin_timestamp",
+    "end_timestamp",
+    "begin_commit_log_offset",
+    "end_commit_log_offset",
+    "used_slot_count",
+    "next_item",
+]
+
+_SLOTS, _SLOT_SIZE, _ITEM_SIZE = slots_position(), SLOT.size, ITEM.size
+_KEY_HASH, _COMMIT_LOG_OFFSET = ITEM.position("key_hash"), ITEM.position("commit_log_offset")
+_SECONDS, _PREVIOUS = ITEM.position("seconds"), ITEM.position("previous_item")
+_SECONDS_MAX = 2**31 - 1
+_MS = 1000
+
+_SEPARATOR = ord(KEY_SEPARATOR)
+_SPACE = ord(KEYS_SEPARATOR)
+_BASE = 31
+_TAG_PREFIX_FACTOR = _BASE ** len(TAG_KEY_PREFIX)
+_TAG_PREFIX_HASH = string_hash(TAG_KEY_PREFIX)
+_ROLLBACK = int(Transaction.ROLLBACK)
+_INT_MIN = INT_MIN
+
+
+@part
+def key_hash_of(hash_code: int) -> int:
+    """Non-negative key hash of a signed hash; 0 for the smallest int (IndexFile.indexKeyHashMethod)."""
+    return 0 if hash_code == _INT_MIN else abs(hash_code)
+
+
+@part
+def _put(
+    index_address: int,
+    slot_count: int,
+    header: Int64Array,
+    hash_code: int,
+    commit_log_offset: int,
+    store_timestamp: int,
+) -> None:
+    """Enter one item; there must be room (IndexFile.putKey)."""
+    key_hash, number = key_hash_of(hash_code), header[HEADER_NEXT_ITEM]
+    slot = index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count)
+    previous = load_i32(slot)
+    if previous < 0 or previous > number:
+        previous = 0
+    begin = header[HEADER_BEGIN_TIMESTAMP]
+    seconds = (store_timestamp - begin) // _MS if begin > 0 else 0
+    item = index_address + _SLOTS + _SLOT_SIZE * slot_count + _ITEM_SIZE * number
+    store_i32(item + _KEY_HASH, key_hash)
+    store_i64(item + _COMMIT_LOG_OFFSET, commit_log_offset)
+    store_i32(item + _SECONDS, min(max(seconds, 0), _SECONDS_MAX))
+    store_i32(item + _PREVIOUS, previous)
+    store_i32(slot, number)
+    if number <= 1:
+        header[HEADER_BEGIN_OFFSET] = commit_log_offset
+        header[HEADER_BEGIN_TIMESTAMP] = store_timestamp
+    header[HEADER_USED_SLOTS] += previous == 0
+    header[HEADER_NEXT_ITEM] = number + 1
+    header[HEADER_END_OFFSET] = commit_log_offset
+    header[HEADER_END_TIMESTAMP] = store_timestamp
+
+
+@kernel
+def put_keys(
+    address: int,
+    positions: Int64Array,
+    first: int,
+    count: int,
+    base_offset: int,
+    index_address: int,
+    slot_count: int,
+    item_capacity: int,
+    header: Int64Array,
+    with_tags: bool,
+    start_key: int,
+) -> tuple[int, int]:
+    """Index the scanned records `first` to `count - 1` until the file is full.
+
+    A record's keys are UNIQ_KEY, the non-empty ones of KEYS and (`with_tags`, since 5.4) its tags, each as `topic#key`;
+    rolled back records have none, and records before the file's last one are passed over. `start_key` keys of record
+    `first` stand in an older file already. Returns (record, key): `count` and 0 when all are in, else the record and
+    the number of its keys that are, for going on in a new file. The header is changed in memory only.
+    """
+    for i in range(first, count):
+        record, offset = address + positions[i], base_offset + positions[i]
+        skipped, start_key = start_key, 0
+        if offset < header[HEADER_END_OFFSET] or load_i32(record + SYS_FLAG) & TRANSACTION_MASK == _ROLLBACK:
+            continue
+        begin, end = properties_of(record)
+        tags, tags_size, keys, keys_size, unique, unique_size, _, _ = named_values(begin, end)
+        topic, topic_size = topic_of(record)
+        prefix = _BASE * java_hash(NO_PREFIX, topic, topic_size) + _SEPARATOR
+        timestamp, key = store_timestamp_of(record), 0
+        if unique_size:
+            if key >= skipped:
+                if header[HEADER_NEXT_ITEM] >= item_capacity:
+                    return i, key
+                _put(index_address, slot_count, header, java_hash(prefix, unique, unique_size), offset, timestamp)
+            key += 1
+        position = keys
+        while position < keys + keys_size:
+            stop = find_byte(position, keys + keys_size, _SPACE)
+            if stop > position:
+                if key >= skipped:
+                    if header[HEADER_NEXT_ITEM] >= item_capacity:
+                        return i, key
+                    hash_code = java_hash(prefix, position, stop - position)
+                    _put(index_address, slot_count, header, hash_code, offset, timestamp)
+                key += 1
+            position = stop + 1
+        if with_tags and tags_size and key >= skipped:
+            if header[HEADER_NEXT_ITEM] >= item_capacity:
+                return i, key
+            tag_prefix = _TAG_PREFIX_FACTOR * prefix + _TAG_PREFIX_HASH
+            _put(index_address, slot_count, header, java_hash(tag_prefix, tags, tags_size), offset, timestamp)
+    return count, 0
+
+
+@kernel
+def find_items(
+    index_address: int,
+    slot_count: int,
+    item_capacity: int,
+    begin_timestamp: int,
+    next_item: int,
+    key_hash: int,
+    begin: int,
+    end: int,
+    out: Int64Array,
+) -> int:
+    """Log offsets of the items with this hash whose time (ms, cut to seconds) lies in [begin, end]; newest first.
+
+    `begin_timestamp` and `next_item` are the header's. Returns how many were found, at most `out.size`. Links of a file
+    that a crash left are followed downwards only, so a walk ends (IndexFile.selectPhyOffset).
+    """
+    items = index_address + _SLOTS + _SLOT_SIZE * slot_count
+    number = load_i32(index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count))
+    above = min(next_item + 1, item_capacity)
+    found = 0
+    while 0 < number < above and found < out.size and next_item > 1:
+        item = items + _ITEM_SIZE * number
+        seconds = load_i32(item + _SECONDS)
+        timestamp = begin_timestamp + seconds * _MS
+        if seconds < 0:
+            break
+        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp <= end:
+            out[found] = load_i64(item + _COMMIT_LOG_OFFSET)
+            found += 1
+        if timestamp < begin:
+            break
+        above, number = number, load_i32(item + _PREVIOUS)
+    return found
