@@ -23,7 +23,7 @@ class StoreSettings:
     """
 
     flush: FlushMode = "async"
-    """`sync`: put returns when the message is durable. `async`: a power cut loses what the last flush had not reached."""
+    """`sync`: put returns when the message is durable. `async`: a power cut takes what was not flushed yet."""
     compatibility: Release = "5.5"
     """Which release's bytes are written where releases differ; both are always read."""
     mapped_file_size_commit_log: int | None = None

@@ -5,7 +5,8 @@ properties with their length. Bulk work uses the same positions in `stratalog.ke
 """
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.record import Field, Layout
@@ -116,7 +117,24 @@ FIXED_SIZE_V1 = HEAD.size + TOPIC_LENGTH_V1.size + PROPERTIES_LENGTH.size
 """Smallest record: V1, IPv4 hosts, nothing in it but lengths."""
 assert FIXED_SIZE_V1 == 91
 
-PUT_HEAD = Layout(
+
+def _merged_head(name: str, *fields: Field) -> Layout:
+    """The IPv4 head with runs of it merged into bytes, so that one call of few arguments packs or unpacks it."""
+    layout = Layout(name, *fields, size=HEAD.size, source=_SOURCE)
+    for field in fields:
+        assert field.kind == "bytes" or layout.position(field.name) == HEAD.position(field.name), field.name
+    return layout
+
+
+_MERGED_TAIL = (
+    Field("sys_flag", "i32", "see SysFlag"),
+    Field("born_timestamp", "i64", "", "ms"),
+    Field("born_host", "bytes", "IPv4 host", bytes_size=HOST_V4.size),
+    Field("store_timestamp", "i64", "", "ms"),
+    Field("rest", "bytes", "see HEAD_REST", bytes_size=20),
+    Field("body_size", "i32", "", "bytes"),
+)
+PUT_HEAD = _merged_head(
     "message head as the put path packs it",
     Field("total_size", "i32", "whole record", "bytes"),
     Field("magic", "i32", "V1 or V2"),
@@ -124,18 +142,23 @@ PUT_HEAD = Layout(
     Field("queue_and_flag", "bytes", "queue_id, flag", bytes_size=8),
     Field("queue_offset", "i64", "message number in the queue"),
     Field("commit_log_offset", "i64", "position in the log", "bytes"),
-    Field("sys_flag", "i32", "see SysFlag"),
-    Field("born_timestamp", "i64", "", "ms"),
-    Field("born_host", "bytes", "IPv4 host", bytes_size=HOST_V4.size),
-    Field("store_timestamp", "i64", "", "ms"),
-    Field("rest", "bytes", "store host, reconsume_times, prepared_transaction_offset", bytes_size=20),
-    Field("body_size", "i32", "", "bytes"),
-    size=HEAD.size,
+    *_MERGED_TAIL,
+)
+READ_HEAD = _merged_head("message head as the read path unpacks it", *_FRONT.fields[:-2], *_MERGED_TAIL)
+HEAD_REST = Layout(
+    "the end of a message head that is seldom asked for",
+    *(replace(field, name="store_" + field.name) for field in HOST_V4.fields),
+    *_TAIL.fields[:-1],
+    size=20,
     source=_SOURCE,
 )
-"""HEAD with its constant runs merged, so that one pack call of few arguments writes it."""
-for _name in ("queue_offset", "commit_log_offset", "sys_flag", "born_timestamp", "store_timestamp", "body_size"):
-    assert PUT_HEAD.position(_name) == HEAD.position(_name), _name
+HEAD_REST_V6 = Layout(
+    "the same with an IPv6 store host",
+    *(replace(field, name="store_" + field.name) for field in HOST_V6.fields),
+    *_TAIL.fields[:-1],
+    size=32,
+    source=_SOURCE,
+)
 
 
 def crc_of(body: bytes | memoryview) -> int:
@@ -200,9 +223,9 @@ class Record:
     commit_log_offset: int = 0
     sys_flag: int = 0
     born_timestamp: int = 0
-    born_host: Host = field(default=LOCALHOST)
+    born_host: Host = dataclass_field(default=LOCALHOST)
     store_timestamp: int = 0
-    store_host: Host = field(default=LOCALHOST)
+    store_host: Host = dataclass_field(default=LOCALHOST)
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     magic: int = MAGIC_V1

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from stratalog.errors import IllegalMessage
 from stratalog.kernels.columns import decode_arrow
-from stratalog.kernels.encode import (
+from stratalog.kernels.encode import EncodeStatus, encode_batch
+from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
     QUEUE_ID,
     QUEUE_NEXT_OFFSET,
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
-    EncodeStatus,
-    encode_batch,
 )
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
@@ -39,8 +38,8 @@ Array = NDArray[Any]
 class _Rows:
     """Rows ready for the kernel: buffers kept alive, their addresses, and the limits checked.
 
-    `columns` holds (name address, name size, offsets address, data address) per property in the order of writing; a name of
-    size 0 stands for property bytes that are copied as they are.
+    `columns` holds (name address, name size, offsets address, data address) per property in the order of writing; a
+    name of size 0 stands for property bytes that are copied as they are.
     """
 
     def __init__(self, count: int, body_offsets: NDArray[np.int32], bodies: Any) -> None:
@@ -98,7 +97,7 @@ def _refuse_separators(name: bytes, data: Any, *, raw: bool) -> None:
 def _write(
     store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue], *, together: bool
 ) -> Array:
-    """Append all rows; returns (log offset, size, store time) bookkeeping per chunk as written. Takes the put lock per chunk."""
+    """Append all rows under one put lock; returns what was written where: first row, rows, log offset, store time."""
     names = [np.frombuffer(queue.topic.encode(), np.uint8) for queue in queues]
     table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
     for row, queue, name in zip(table, queues, names, strict=True):
@@ -136,15 +135,18 @@ def _write(
 
 
 def put_list(
-    queue: Queue, bodies: Sequence[bytes], properties: bytes | Sequence[bytes], born_timestamp: int
+    store: "MessageStore",
+    queue: Queue,
+    bodies: Sequence[bytes],
+    properties: bytes | Sequence[bytes],
+    born_timestamp: int,
 ) -> list[Receipt]:
     """See `Queue.put_many`."""
     count = len(bodies)
     if not count:
         return []
     if not queue.is_plain:
-        same = isinstance(properties, bytes)
-        texts = [properties] * count if same else list(properties)
+        texts = [properties] * count if isinstance(properties, bytes) else list(properties)
         return [queue.put_record(b, p, born_timestamp=born_timestamp) for b, p in zip(bodies, texts, strict=True)]
     rows = _Rows(count, _offsets_of(bodies), b"".join(bodies))
     if isinstance(properties, bytes):
@@ -157,8 +159,7 @@ def put_list(
         rows.add_property(b"", _offsets_of(properties), b"".join(properties))
     if born_timestamp:
         rows.born = np.full(count, born_timestamp, np.int64)
-    first_offset = queue.next_offset
-    chunks = _write(queue.store, rows, np.zeros(count, np.int32), [queue], together=True)
+    chunks = _write(store, rows, np.zeros(count, np.int32), [queue], together=True)
     first_offset = queue.next_offset - count
     sizes = np.diff(rows.body_offsets) + rows.properties_sizes + queue.fixed_size
     return _receipts(queue, chunks.tolist(), sizes, first_offset)
@@ -196,7 +197,7 @@ def append_batch(
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
     if not all(queue.is_plain for queue in queues):
         raise IllegalMessage(
-            "Arrow batches go to topics of at most 127 characters and IPv4 store hosts; use put_record"
+            "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
         )
     ranges: dict[tuple[str, int], range] = {}
     for first in range(0, batch.num_rows, CHUNK_ROWS):
@@ -277,7 +278,7 @@ def _text(column: pa.Array, kind: pa.DataType) -> tuple[NDArray[np.int32], pa.Bu
 
 
 def read_arrow(
-    queue: Queue, store: "MessageStore", first: int | None, count: int, columns: Iterable[str] | None
+    store: "MessageStore", queue: Queue, first: int | None, count: int, columns: Iterable[str] | None
 ) -> pa.RecordBatch:
     """See `Queue.read_arrow`."""
     start = queue.min_offset if first is None else first

@@ -18,7 +18,7 @@ from stratalog.store.message import Message, message_at
 
 @dataclass(frozen=True, slots=True)
 class LogWindow:
-    """The log as kernels see it: byte b stands at `addresses[(b - first_offset) // file_size] + (b - first_offset) % file_size`.
+    """The log as kernels see it: byte b stands at `addresses[n] + p`, `n, p = divmod(b - first_offset, file_size)`.
 
     An address of 0 is a file that is not there. `files` keeps the mappings alive.
     """
@@ -106,8 +106,7 @@ class CommitLog:
     def position_for(self, total_size: int) -> int:
         """Where a record of that size goes in the current file: rolls to a new file when it does not fit.
 
-        Raises `StoreFailed`, `DiskFull`, or `CorruptData`'s opposite number for records larger than a file
-        (`IllegalMessage` is checked by the caller, who knows the file size).
+        Raises `StoreFailed` or `DiskFull`. The caller has made sure that the record fits into a file at all.
         """
         if self._failure:
             raise self._failure
@@ -118,7 +117,7 @@ class CommitLog:
         return position
 
     def _roll(self) -> None:
-        """Close the current file with a blank record and go on in a new one. The file is allocated first, so a full disk
+        """Close the current file with a blank record and go on in a new one, which is allocated first: a full disk
         changes nothing."""
         start = self.first_offset + len(self._files) * self.file_size
         path = self.directory / offset_name(start)
@@ -209,7 +208,7 @@ def open_log_window(directory: Path) -> LogWindow:
 
 
 def log_file_size(disk: Disk, directory: Path) -> int | None:
-    """Size of the log's files as found on disk (the largest, so that a truncated one is noticed), None without files."""
+    """Size of the log's files on disk: the largest, so that a truncated one is noticed; None without files."""
     sizes = [size for name, size in disk.files(directory).items() if offset_of(name) is not None]
     return max(sizes) if any(sizes) else None
 
@@ -227,9 +226,9 @@ def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
         offset = int(name)
         if size != file_size:
             raise CorruptData(
-                f"the file has {size:,} bytes, the log's files have {file_size:,}. If it was cut off, restore it or extend "
-                f"it with zeros (truncate -s {file_size}) and open again: whole records in it are kept, the log ends "
-                "behind the last. If the store uses another size, set mapped_file_size_commit_log",
+                f"the file has {size:,} bytes, the log's files have {file_size:,}. If it was cut off, restore it or "
+                f"extend it with zeros (truncate -s {file_size}) and open again: whole records in it are kept. "
+                "If the store uses another size, set mapped_file_size_commit_log",
                 path=str(directory / name),
                 position=size,
             )

@@ -75,7 +75,7 @@ class ConsumeQueue:
 
     `end_offset` is the queue offset behind the last unit; the unit of offset q stands at byte `q * 20` of the queue's
     files together. A queue that begins in the middle (older messages had gone) is filled in front with filler units.
-    Written by the dispatcher only; reads go through the file descriptor, so a unit is visible once `end_offset` covers it.
+    Written by the dispatcher only; reads go through the file descriptor: a unit is visible once `end_offset` covers it.
     """
 
     def __init__(self, root: Path, topic: str, queue_id: int, files: OpenFiles, disk: Disk, *, file_size: int) -> None:
@@ -96,8 +96,8 @@ class ConsumeQueue:
                 continue
             if size != self.file_size:
                 raise CorruptData(
-                    f"the queue file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another size, set "
-                    f"mapped_file_size_consume_queue; else remove {self.directory}, it is rebuilt from the log",
+                    f"the queue file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another "
+                    f"size, set mapped_file_size_consume_queue; else remove {self.directory}: it is rebuilt",
                     path=str(self.directory / name),
                     position=size,
                 )

@@ -297,6 +297,6 @@ class PrivateDisk(Disk):
 def failed(what: str, error: OSError) -> StoreFailed:
     """The error after a write or flush that must not be tried again (the kernel reports a lost page only once)."""
     return StoreFailed(
-        f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is safe: "
-        "close the store, mend the disk and open it again"
+        f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is "
+        "safe: close the store, mend the disk and open it again"
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.kernels.dispatch import UnitStatus, build_units, insert_queue, scatter
-from stratalog.kernels.encode import (
+from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
     QUEUE_ID,
     QUEUE_IS_SCHEDULE,
@@ -152,7 +152,7 @@ class Dispatcher:
         starts = np.zeros(self._table.count + 1, np.int64)
         scatter(self._units, self._rows, count, self._table.count, starts, self._sorted)
         edges = (starts * UNIT.size).tolist()
-        units = memoryview(self._sorted)
+        units = self._sorted.data
         for row in np.flatnonzero(np.diff(starts)).tolist():
             self._by_row[row].append(units[edges[row] : edges[row + 1]])
         if self._index:

@@ -85,7 +85,7 @@ class FutureCommit:
             failure: BaseException | None = None
             try:
                 self._commit.wait(max(offset for _, offset in batch))
-            except Exception as error:  # top of the thread: every waiter gets the reason
+            except Exception as error:  # noqa: BLE001 - top of the thread: every waiter gets the reason
                 failure = error
             _resolve(batch, failure)
 
@@ -128,7 +128,7 @@ class Periodic:
         while not self._stop.wait(self._interval):
             try:
                 self._work()
-            except Exception:  # the store has recorded why and tells every caller
+            except Exception:  # noqa: BLE001 - the store has recorded why and tells every caller
                 return
 
     def close(self) -> None:

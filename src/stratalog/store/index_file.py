@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.kernels.index import find_items, put_keys
-from stratalog.layout.index import HEADER, ITEM, file_size, index_key, items_position, slots_position
+from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, index_key, items_position, slots_position
 from stratalog.layout.javahash import index_key_hash, string_hash
 from stratalog.layout.names import INDEX, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile
@@ -123,10 +123,11 @@ class Index:
 
     def slots(self, file: IndexFile) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         """Newest item of each slot; borrows the mapping."""
-        return np.frombuffer(file.mapped.map, ">i4", self.slot_count, slots_position())
+        slots = np.frombuffer(file.mapped.map, SLOT.dtype, self.slot_count, slots_position())
+        return slots["newest_item"]
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
-        """Index the scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
+        """Index scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
         if not self.files:
             self._create()
         first = int(np.searchsorted(positions[:count], self.resume_offset - base_offset))

@@ -1,6 +1,5 @@
 """A message as it is read: fixed fields decoded at once, properties on demand."""
 
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -8,9 +7,12 @@ import msgspec
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.message import (
     HEAD,
+    HEAD_REST,
+    HEAD_REST_V6,
     HEADS,
     MAGIC_V2,
     PROPERTIES_LENGTH,
+    READ_HEAD,
     TOPIC_LENGTH_V1,
     TOPIC_LENGTH_V2,
     Host,
@@ -22,12 +24,12 @@ from stratalog.layout.sysflag import COMPRESSION_MASK, HOSTS_MASK, Compression, 
 
 _V1_LENGTH = TOPIC_LENGTH_V1.size
 _V2_LENGTH = TOPIC_LENGTH_V2.size
-_unpack_v4 = HEAD.struct.unpack_from
+_unpack_head = READ_HEAD.struct.unpack_from
 _unpack_topic_v2 = TOPIC_LENGTH_V2.struct.unpack_from
 _HEAD_SIZE = HEAD.size
 
 
-class Message(msgspec.Struct, gc=False, dict=True, weakref=False):
+class Message(msgspec.Struct, gc=False):
     """One stored message. All bytes are copies: a message stays valid when its file goes.
 
     Times are milliseconds since the epoch; `body` is as stored, see `decompressed`.
@@ -44,11 +46,9 @@ class Message(msgspec.Struct, gc=False, dict=True, weakref=False):
     store_timestamp: int
     flag: int
     sys_flag: int
-    reconsume_times: int
-    prepared_transaction_offset: int
     body_crc: int
-    raw_born_host: tuple[bytes, int]
-    raw_store_host: tuple[bytes, int]
+    raw_born_host: bytes
+    raw_rest: bytes
 
     @property
     def tags(self) -> str | None:
@@ -62,17 +62,29 @@ class Message(msgspec.Struct, gc=False, dict=True, weakref=False):
     def unique_key(self) -> str | None:
         return find_property(self.raw_properties, UNIQUE_KEY.encode())
 
-    @cached_property
+    @property
     def properties(self) -> dict[str, str]:
+        """All properties, parsed at each call; `tags`, `keys` and `unique_key` are found without that."""
         return decode_properties(self.raw_properties)
 
     @property
     def born_host(self) -> Host:
-        return Host(*self.raw_born_host)
+        return Host.unpack(self.raw_born_host)
 
     @property
     def store_host(self) -> Host:
-        return Host(*self.raw_store_host)
+        rest = _rest(self.raw_rest)
+        return Host(rest.store_address, rest.store_port)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the message was redelivered."""
+        return int(_rest(self.raw_rest).reconsume_times)
+
+    @property
+    def prepared_transaction_offset(self) -> int:
+        """Log offset of the half message that this one commits or rolls back."""
+        return int(_rest(self.raw_rest).prepared_transaction_offset)
 
     @property
     def message_id(self) -> str:
@@ -80,7 +92,7 @@ class Message(msgspec.Struct, gc=False, dict=True, weakref=False):
         return offset_message_id(self.store_host, self.commit_log_offset)
 
     def decompressed(self, *, size_max: int = 16 * 1024 * 1024) -> bytes:
-        """The body as the producer gave it. Raises `IllegalMessage` when it would exceed `size_max` bytes or is damaged."""
+        """The body as the producer gave it. Raises `IllegalMessage` when it exceeds `size_max` bytes or is damaged."""
         if not self.sys_flag & SysFlag.COMPRESSED:
             return self.body
         return decompress(self.body, self.sys_flag, size_max=size_max)
@@ -107,7 +119,7 @@ def decompress(body: bytes, sys_flag: int, *, size_max: int) -> bytes:
             raise IllegalMessage(f"compression type {kind:#x} of the message is unknown")
     except IllegalMessage:
         raise
-    except Exception as error:  # three libraries, three roots
+    except Exception as error:  # noqa: BLE001 - three libraries, three roots
         raise IllegalMessage(f"the compressed body cannot be read: {error}") from None
     if len(plain) > size_max:
         raise IllegalMessage(f"the body decompresses to more than {size_max:,} bytes; raise size_max if that is meant")
@@ -121,16 +133,18 @@ def message_at(buffer: Any, position: int, topic: str | None = None) -> Message:
     decoding the name when the caller knows it.
     """
     try:
-        fields = _unpack_v4(buffer, position)
-        head_size = _HEAD_SIZE
-        if fields[7] & HOSTS_MASK:
-            layout = HEADS[fields[7] & HOSTS_MASK]
-            fields = layout.struct.unpack_from(buffer, position)
-            head_size = layout.size
         (
             total_size, magic, body_crc, queue_id, flag, queue_offset, commit_log_offset, sys_flag, born_timestamp,
-            born_address, born_port, store_timestamp, store_address, store_port, reconsume_times, prepared, body_size,
-        ) = fields  # fmt: skip
+            born_host, store_timestamp, rest, body_size,
+        ) = _unpack_head(buffer, position)  # fmt: skip
+        head_size = _HEAD_SIZE
+        if sys_flag & HOSTS_MASK:
+            layout = HEADS[sys_flag & HOSTS_MASK]
+            head = layout.unpack(memoryview(buffer), position)
+            born_host, store_timestamp, body_size = Host(*head[9:11]).packed(), head.store_timestamp, head.body_size
+            head_size = layout.size
+            rest_start = position + layout.position("store_address")
+            rest = buffer[rest_start : position + layout.position("body_size")]
         body_start = position + head_size
         body_end = body_start + body_size
         if magic == MAGIC_V2:
@@ -146,6 +160,10 @@ def message_at(buffer: Any, position: int, topic: str | None = None) -> Message:
         raise CorruptData("a message record does not fit its file", position=position) from None
     return Message(
         topic, queue_id, queue_offset, commit_log_offset, total_size, buffer[body_start:body_end],
-        buffer[properties_start : position + total_size], born_timestamp, store_timestamp, flag, sys_flag,
-        reconsume_times, prepared, body_crc, (born_address, born_port), (store_address, store_port),
+        buffer[properties_start : position + total_size], born_timestamp, store_timestamp, flag, sys_flag, body_crc,
+        born_host, rest,
     )  # fmt: skip
+
+
+def _rest(raw: bytes) -> Any:
+    return (HEAD_REST if len(raw) == HEAD_REST.size else HEAD_REST_V6).unpack(raw)

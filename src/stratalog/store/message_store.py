@@ -40,7 +40,7 @@ class MessageStore:
         self.settings = settings
         self.clock_ns = clock_ns
         self.broker_name = root.name
-        self.shapes: dict[tuple[str, ...], Any] = {}
+        self.shapes: dict[tuple[Any, ...], Any] = {}
         self._disk = disk
         self._closed = False
         self._release: Callable[[], None] | None = None
@@ -176,6 +176,14 @@ class MessageStore:
         """Append several messages to one queue with one lock and one flush wait, see `Queue.put_many`."""
         return self.queue(topic, queue_id).put_many(bodies, properties)
 
+    def put_list(
+        self, queue: Queue, bodies: Sequence[bytes], properties: bytes | Sequence[bytes], *, born_timestamp: int = 0
+    ) -> list[Receipt]:
+        """What `Queue.put_many` does, without the flush wait."""
+        from stratalog.store.bulk import put_list
+
+        return put_list(self, queue, bodies, properties, born_timestamp)
+
     async def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, **given: Any) -> Receipt:
         """Append one message and wait, without blocking the event loop, until it is as durable as the flush mode says.
 
@@ -195,9 +203,9 @@ class MessageStore:
     ) -> dict[tuple[str, int], range]:
         """Append the rows of an Arrow batch or table; returns the queue offsets given, by (topic, queue id).
 
-        Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a list),
-        `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms); any other column that the Spark source does not know becomes a
-        property of its name. Raises `IllegalMessage` before anything of a batch is written.
+        Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a
+        list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
+        know becomes a property of its name. Raises `IllegalMessage` before anything of a batch is written.
         """
         from stratalog.store.bulk import append_batch
 
@@ -266,7 +274,9 @@ class MessageStore:
     def query(
         self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = HITS_MAX
     ) -> list[Message]:
-        """Messages of a topic that carry a key (or unique key), stored in [begin, end] ms, oldest first, the newest `limit`.
+        """Messages of a topic that carry a key (or unique key) and were stored in [begin, end] ms.
+
+        The newest `limit` of them, oldest first.
 
         Every hit was checked against the record: two keys with one hash are told apart.
         """
@@ -286,12 +296,19 @@ class MessageStore:
         self.dispatch()
         return dict.fromkeys(self.index.offsets(topic, key, begin=begin, end=end))
 
+    def read_arrow(
+        self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
+    ) -> "pa.RecordBatch":
+        """What `Queue.read_arrow` does."""
+        from stratalog.store.bulk import read_arrow
+
+        return read_arrow(self, queue, first, count, columns)
+
     def message(self, commit_log_offset: int) -> Message:
         """The message at a log offset, as message ids name it. Raises `CorruptData` when none starts there."""
-        if not self.log.first_offset <= commit_log_offset < self.log.end_offset:
-            raise CorruptData(
-                f"log offset {commit_log_offset} is outside [{self.log.first_offset}, {self.log.end_offset})"
-            )
+        log = self.log
+        if not log.first_offset <= commit_log_offset < log.end_offset:
+            raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {log.end_offset})")
         return self.log.message(commit_log_offset)
 
 
@@ -323,9 +340,7 @@ def open_store(
     try:
         store._open()
     except OSError as error:
-        raise NotAStore(
-            f"{root} cannot be opened: {error.strerror or error}; check the path and its permissions"
-        ) from error
+        raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error
     return store
 
 

@@ -42,7 +42,7 @@ _pack_head = PUT_HEAD.struct.pack
 _pack_size = PROPERTIES_LENGTH.struct.pack
 _READ_CHUNK_UNITS = 4096
 _FOLLOW_PAUSE_S = 0.005
-_EMPTY_VALUE = NAME_END + VALUE_END
+_SEPARATORS = (NAME_END + VALUE_END).encode()
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -65,25 +65,22 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         return offset_message_id(self.store_host, self.commit_log_offset)
 
 
-class _Shape(msgspec.Struct, frozen=True):
-    """How properties with one set of names are written: a `%` template in RocketMQ's order and the order of values."""
-
-    template: str
-    order: Callable[[tuple[Any, ...]], Any]
-    count: int
+_Shape = tuple[str, Callable[[tuple[Any, ...]], Any], int]
+"""How properties with one set of names are written: a `%` template in RocketMQ's order, what picks the values in that
+order from (tags, keys, unique key, *properties), and their number."""
 
 
-def _shape_of(names: tuple[str, ...]) -> _Shape:
+def _shape_of(absent: tuple[bool, bool, bool], names: tuple[str, ...]) -> _Shape:
     for name in names:
         if not name or NAME_END in name or VALUE_END in name:
             raise IllegalMessage(f"property name {name!r}: empty, or it holds a separator character (0x01 or 0x02)")
-    ordered = property_order(names)
-    if len(ordered) != len(names):
-        raise IllegalMessage(
-            f"a property is given twice: {', '.join(names)} (tags, keys and unique_key are properties)"
-        )
+    numbered = [(name, number) for number, name in enumerate((TAGS, KEYS, UNIQUE_KEY, *names))]
+    given = dict(pair for pair in numbered if pair[1] >= len(absent) or not absent[pair[1]])
+    if len(given) != len(names) + absent.count(False):
+        raise IllegalMessage(f"property {', '.join(names)}: one of these is given by tags, keys or unique_key as well")
+    ordered = property_order(list(given))
     template = "".join(f"{name.replace('%', '%%')}{NAME_END}%s{VALUE_END}" for name in ordered)
-    return _Shape(template, itemgetter(*(names.index(name) for name in ordered)), len(names))
+    return template, itemgetter(*(given[name] for name in ordered)), len(ordered)
 
 
 class Queue:
@@ -112,7 +109,7 @@ class Queue:
         self._name = TOPIC_LENGTH_V1.pack(len(name)) + name if len(name) <= TOPIC_CHARS_MAX_V1 else b""
         self.is_plain = bool(self._name) and not self.host.is_v6
         self.fixed_size = FIXED_SIZE_V1 + len(name)
-        self._shapes: dict[tuple[str, ...], _Shape] = store.shapes
+        self._shapes: dict[tuple[Any, ...], _Shape] = store.shapes
 
     def __repr__(self) -> str:
         return f"<Queue {self.topic}/{self.queue_id}>"
@@ -135,31 +132,33 @@ class Queue:
         `keys` are index keys (one text with blanks between, or a list); `born_timestamp` is milliseconds, 0 means now.
         Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
         """
-        names: tuple[str, ...] = ()
-        values: tuple[Any, ...] = ()
-        if tags is not None:
-            names, values = (TAGS,), (tags,)
-        if keys is not None:
-            names += (KEYS,)
-            values += (keys if type(keys) is str else _joined(keys),)
-        if unique_key is not None:
-            names += (UNIQUE_KEY,)
-            values += (unique_key,)
+        if keys is not None and type(keys) is not str:
+            keys = _joined(keys)
+        shape_key: tuple[Any, ...]
+        values: tuple[Any, ...]
         if properties:
-            names += tuple(properties)
-            values += tuple(properties.values())
-        if not names:
-            return self.put_raw(body, b"", born_timestamp=born_timestamp, wait=wait)
-        shape = self._shapes.get(names)
+            shape_key = (tags is None, keys is None, unique_key is None, *properties)
+            values = (tags, keys, unique_key, *properties.values())
+        else:
+            shape_key = (tags is None, keys is None, unique_key is None)
+            values = (tags, keys, unique_key)
+            if all(shape_key):
+                return self._append(body, b"", born_timestamp, wait)
+        shape = self._shapes.get(shape_key)
         if shape is None:
-            shape = self._shapes[names] = _shape_of(names)
-        text = shape.template % (shape.order(values) if shape.count > 1 else values)
-        if text.count(VALUE_END) != shape.count or text.count(NAME_END) != shape.count or _EMPTY_VALUE in text:
-            raise _bad_value(names, values)
-        return self.put_raw(body, text.encode(), born_timestamp=born_timestamp, wait=wait)
+            shape = self._shapes[shape_key] = _shape_of(shape_key[:3], shape_key[3:])
+        template, order, count = shape
+        text = (template % order(values)).encode()
+        if len(text) - len(text.translate(None, _SEPARATORS)) != 2 * count or "" in values:
+            raise _bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values)
+        return self._append(body, text, born_timestamp, wait)
 
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
         """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
+        return self._append(body, properties, born_timestamp, wait)
+
+    def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:
+        """The hot path: one lock, one pack, one join, one store into the mapping."""
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
@@ -267,9 +266,7 @@ class Queue:
 
         Like a client batch they share one store time and stand together in one file. All or nothing.
         """
-        from stratalog.store.bulk import put_list
-
-        receipts = put_list(self, bodies, properties, born_timestamp)
+        receipts = self.store.put_list(self, bodies, properties, born_timestamp=born_timestamp)
         if self._sync and receipts:
             self._sync(receipts[-1].end_offset)
         return receipts
@@ -359,9 +356,7 @@ class Queue:
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
         """Up to `count` messages as an Arrow batch in the columns of the Spark source (or those asked for)."""
-        from stratalog.store.bulk import read_arrow
-
-        return read_arrow(self, self.store, first, count, columns)
+        return self.store.read_arrow(self, first, count=count, columns=columns)
 
     def offset_at(self, timestamp_ms: int, *, bound: Literal["lower", "upper"] = "lower") -> int:
         """Queue offset by store time.
@@ -397,7 +392,7 @@ def _joined(keys: Sequence[str]) -> str:
 def _bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessage:
     for name, value in zip(names, values, strict=True):
         text = str(value)
-        if not text:
+        if value is not None and not text:
             return IllegalMessage(f"property {name!r} is empty: leave it out (a reader would not see it)")
         if NAME_END in text or VALUE_END in text:
             return IllegalMessage(f"property {name!r} holds a separator character (0x01 or 0x02); nothing was written")
@@ -407,5 +402,5 @@ def _bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessag
 def check_queue(topic: str, queue_id: int) -> None:
     """Raise `IllegalMessage` unless topic and queue id may be written."""
     check_topic(topic)
-    if not isinstance(queue_id, int) or not 0 <= queue_id < 1 << 31:
+    if not 0 <= queue_id < 1 << 31:
         raise IllegalMessage(f"queue id {queue_id!r}: give a whole number from 0")

@@ -173,7 +173,7 @@ def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
     plausible = head.magic in (MAGIC_V1, MAGIC_V2) and head.commit_log_offset == base + position
     if plausible and position + head.total_size + BLANK.size > file.size and len(log.files) == 1:
         raise CorruptData(
-            f"a record of {head.total_size:,} bytes begins here but the file ends after {file.size:,}: the file was cut. "
+            f"a record of {head.total_size:,} bytes begins here but the file ends after {file.size:,}: it was cut. "
             "Restore it, or extend it with zeros to its full size (truncate -s) and open again: whole records are kept",
             path=str(file.path),
             position=position,

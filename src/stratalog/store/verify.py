@@ -1,0 +1,229 @@
+"""Checking a whole store: every record of the log, every queue unit, every index item.
+
+The log is the truth; units and items are built again from it in memory and compared with what stands in the files. The
+files are mapped afresh and privately: what recovery mends in memory when a store is opened is seen here as it is on
+disk, and nothing is changed.
+
+After an unclean stop (or beside a running broker) queues and index may trail the log: what is missing at their end is
+then counted as `units_behind` and `index_items_behind`, not as a problem, because the next opening writes it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.errors import ConfigurationError
+from stratalog.kernels.scan import ScanStatus, find_record, scan
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, MAGIC_BLANK
+from stratalog.layout.names import COMMIT_LOG
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.recovery import Damage
+
+if TYPE_CHECKING:
+    from stratalog.store.message_store import MessageStore
+
+CHUNK_RECORDS = 1 << 16
+LISTED_MAX = 1000
+"""Problems that are kept with all they say; later ones are only counted."""
+
+_ZERO_BLOCK_SIZE = 1 << 20
+_MEANING = {
+    ScanStatus.END: "bytes that are no record",
+    ScanStatus.BLANK: "the mark of a file's end, but not at its end",
+    ScanStatus.BAD_MAGIC: "no record's magic number",
+    ScanStatus.BAD_SIZE: "a size that is smaller than a record or runs past the file",
+    ScanStatus.BAD_BODY_SIZE: "a body size that does not fit into the record",
+    ScanStatus.BAD_LENGTHS: "lengths that do not add up to the record's size",
+    ScanStatus.BAD_OFFSET: "a record that belongs to another place of the log",
+    ScanStatus.BAD_CRC: "a body that does not have the CRC in its head",
+}
+REBUILD = "close the store, remove consumequeue/ and index/ and open it again: both are rebuilt from the log"
+
+Progress = Callable[[int, int, int], None]
+"""Called with (bytes done, bytes in all, records done)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding: where (file and byte position in it), what should be there, what is, and what to do about it."""
+
+    part: Literal["log", "queue", "index"]
+    path: str
+    position: int
+    expected: str
+    found: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.position}: expected {self.expected}, found {self.found}; {self.next_step}"
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was checked and what was found. Offsets and sizes are bytes; `ok` is the verdict."""
+
+    root: str
+    clean: bool
+    """Whether the store was closed properly: if not, queues and index may trail the log."""
+    log_begin: int = 0
+    log_end: int = 0
+    log_file_count: int = 0
+    record_count: int = 0
+    queue_count: int = 0
+    unit_count: int = 0
+    index_file_count: int = 0
+    index_item_count: int = 0
+    torn_size: int = 0
+    """Bytes of a record behind the log's end that was never finished; the next opening for writing cuts them off."""
+    units_behind: int = 0
+    index_items_behind: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    problem_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem_count
+
+    def add(self, problem: Problem) -> None:
+        self.problem_count += 1
+        if len(self.problems) < LISTED_MAX:
+            self.problems.append(problem)
+
+    def in_damage(self, commit_log_offset: int) -> bool:
+        """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""
+        return any(damage.begin <= commit_log_offset < damage.end for damage in self.damages)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records of one file, in order. Byte p of the file is log offset `base_offset + p`; the arrays are reused."""
+
+    file: MappedFile
+    base_offset: int
+    positions: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + int(self.positions[-1]) + int(self.sizes[-1])
+
+
+def verify(store: "MessageStore", *, progress: Progress | None = None) -> VerifyReport:
+    """Check everything in a store that was opened with mode="r". Damage is data in the report, never an exception.
+
+    Runs at the speed of the scan (body CRCs included) plus a rebuild of the derived files in memory. Raises
+    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed.
+    """
+    from stratalog.store.verify_index import IndexCheck
+    from stratalog.store.verify_queues import QueueCheck
+
+    if not store.read_only:
+        raise ConfigurationError(f"{store.root} is open for writing: verify opens a store with mode='r'")
+    disk = PrivateDisk()
+    log = CommitLog(store.root / COMMIT_LOG, disk, file_size=store.settings.commit_log_file_size)
+    log.load()
+    report = VerifyReport(str(store.root), store.recovery.clean, log_begin=log.first_offset)
+    report.log_file_count = len(log.files)
+    try:
+        queues = QueueCheck(store.root, store.settings, disk, report)
+        index = IndexCheck(store.root, store.settings, disk, report) if store.settings.message_index_enable else None
+        for chunk in _chunks(log, report):
+            report.record_count += len(chunk.positions)
+            queues.check(chunk)
+            if index:
+                index.check(chunk)
+            if progress:
+                progress(chunk.end_offset - log.first_offset, log.end_offset - log.first_offset, report.record_count)
+        queues.finish()
+        if index:
+            index.finish()
+    finally:
+        log.close()
+    return report
+
+
+def _chunks(log: CommitLog, report: VerifyReport) -> Iterator[Chunk]:
+    """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
+    records behind it are handed out."""
+    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
+    offset = report.log_end = log.first_offset
+    while offset < log.end_offset:
+        file, position = log.file_at(offset)
+        base = offset - position
+        count, position, status = scan(file.address, position, file.size, base, True, positions, sizes)
+        offset = base + position
+        if count:
+            report.log_end = offset
+            yield Chunk(file, base, positions[:count], sizes[:count])
+        if status == ScanStatus.FULL:
+            continue
+        if _closes_file(file, position):
+            offset = base + file.size
+            continue
+        following = _next_record(log, offset)
+        if following is None:
+            _end_of_log(report, file, position)
+            return
+        report.damages.append(Damage(offset, following, ScanStatus(status).name))
+        report.add(
+            Problem(
+                "log", str(file.path), position, "a whole record", f"{_MEANING[ScanStatus(status)]}; "
+                f"{following - offset:,} bytes up to the next whole record at log offset {following:,} cannot be read",
+                "restore the file from a copy; as it is, the store opens, skips the range and serves what is behind it",
+            )
+        )  # fmt: skip
+        offset = following
+
+
+def _closes_file(file: MappedFile, position: int) -> bool:
+    """Whether the file properly ends here: its closing blank record covers the rest, or not even that would fit."""
+    if file.size - position < BLANK.size:
+        return True
+    blank = BLANK.unpack(file.view.data, position)
+    return bool(blank.magic == MAGIC_BLANK and blank.total_size == file.size - position)
+
+
+def _next_record(log: CommitLog, offset: int) -> int | None:
+    """Log offset of the next whole record behind `offset`, None when there is none. Zeros are passed over quickly."""
+    file, position = log.file_at(offset)
+    for other in log.files[log.files.index(file) :]:
+        base = int(other.path.name)
+        begin = _first_written(other, position + 1 if other is file else 0)
+        found = find_record(other.address, begin, other.size, base)
+        if found >= 0:
+            return int(base + found)
+    return None
+
+
+def _first_written(file: MappedFile, begin: int) -> int:
+    """A position at most one block before the first byte that is not zero; a record may begin there or later."""
+    position = begin
+    while position < file.size and not file.view[position : position + _ZERO_BLOCK_SIZE].any():
+        position += _ZERO_BLOCK_SIZE
+    return max(begin, position - BLANK.size)
+
+
+def _end_of_log(report: VerifyReport, file: MappedFile, position: int) -> None:
+    """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
+    written = np.flatnonzero(file.view[position : position + (8 << 20)])
+    report.torn_size = int(written[-1]) + 1 if written.size else 0
+    if report.torn_size and report.clean:
+        report.add(
+            Problem(
+                "log", str(file.path), position, "the end of the log (zeros), because the store was closed properly",
+                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy; as it is, the next "
+                "opening for writing cuts these bytes off",
+            )
+        )  # fmt: skip
+    elif report.torn_size:
+        report.notes.append(
+            f"{file.path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
+            "the next opening for writing cuts them off"
+        )

@@ -1,0 +1,215 @@
+"""The part of `verify` that compares ConsumeQueue files with the units that the log calls for."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.config.settings import StoreSettings
+from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
+from stratalog.kernels.queue_table import QUEUE_NEXT_OFFSET
+from stratalog.layout.message import decode_record
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
+    LMQ_PREFIX,
+    delay_table_ms,
+    offset_name,
+    offset_of,
+)
+from stratalog.layout.queue import EXTENSION_ADDRESS_MAX, FILLER_SIZE, UNIT
+from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.dispatch import QueueTable
+from stratalog.store.verify import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
+
+Units = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class _QueueFiles:
+    """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
+
+    def __init__(self, root: Path, topic: str, queue_id: int, file_size: int, disk: PrivateDisk) -> None:
+        self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
+        self.name = f"{topic}/{queue_id}"
+        self._units_per_file = file_size // UNIT.size
+        self._files: dict[int, MappedFile] = {}
+        for name, size in disk.files(self.directory).items():
+            start = offset_of(name)
+            if start is not None and size == file_size:
+                self._files[start // UNIT.size] = disk.map(self.directory / name)
+        extension = root / CONSUME_QUEUE_EXT / topic / str(queue_id)
+        self.has_extension = bool(disk.files(extension))
+
+    def units(self, first: int, count: int) -> Units:
+        """Units [first, first + count), a copy."""
+        found = np.zeros(count, UNIT.dtype)
+        for start in range(first - first % self._units_per_file, first + count, self._units_per_file):
+            if start in self._files:
+                low, high = max(first, start), min(first + count, start + self._units_per_file)
+                stored = np.frombuffer(self._files[start].view, UNIT.dtype, high - low, (low - start) * UNIT.size)
+                found[low - first : high - first] = stored
+        return found
+
+    def place(self, queue_offset: int) -> tuple[str, int]:
+        """File and position of a unit."""
+        start = queue_offset - queue_offset % self._units_per_file
+        return str(self.directory / offset_name(start * UNIT.size)), (queue_offset - start) * UNIT.size
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Queue offsets that the files have room for, as [first, end) a file."""
+        return [(start, start + self._units_per_file) for start in sorted(self._files)]
+
+
+class _Expected:
+    """How far the log has led one queue: units [first, next) were compared."""
+
+    def __init__(self, files: _QueueFiles, first: int) -> None:
+        self.files = files
+        self.first = self.next = first
+
+
+class QueueCheck:
+    """Takes the log in chunks, in order, and says what the queues lack or have too much.
+
+    Queues of batch topics and light queues (%LMQ%) are built by other rules and are passed over, with a note.
+    """
+
+    def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
+        self._root, self._disk, self._report = root, disk, report
+        self._file_size = settings.consume_queue_file_size
+        self._delays = np.array(delay_table_ms(settings.message_delay_level), np.int64)
+        self._table = QueueTable()
+        self._by_row: list[_Expected | None] = []
+        self._row_of: dict[tuple[str, int], int] = {}
+        self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
+        self._sorted = np.empty_like(self._units)
+        self._rows = np.empty(CHUNK_RECORDS, np.int32)
+        self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
+        if self._batch_topics:
+            report.notes.append(f"queues of batch topics are not checked: {', '.join(sorted(self._batch_topics))}")
+
+    def check(self, chunk: Chunk) -> None:
+        """Compare the units of these records."""
+        done, count = 0, len(chunk.positions)
+        while done < count:
+            begin, status = done, UnitStatus.UNKNOWN_QUEUE
+            while status == UnitStatus.UNKNOWN_QUEUE:
+                done, found = build_units(
+                    chunk.file.address, chunk.positions, done, count, chunk.base_offset, self._table.rows,
+                    self._table.table, self._units, self._rows, self._delays,
+                )  # fmt: skip
+                status = UnitStatus(found)
+                if status == UnitStatus.UNKNOWN_QUEUE:
+                    self._register(*self._queue_of(chunk, done))
+            self._compare(begin, done)
+            if status == UnitStatus.GAP:
+                self._pass_gap(*self._queue_of(chunk, done))
+
+    def _queue_of(self, chunk: Chunk, number: int) -> tuple[str, int, int]:
+        record = decode_record(chunk.file.view.data, int(chunk.positions[number]), verify=False)
+        return record.topic.decode(), record.queue_id, record.queue_offset
+
+    def _register(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        self._row_of[topic, queue_id] = self._table.add(topic, queue_id, queue_offset)
+        checked = topic not in self._batch_topics
+        self._by_row.append(_Expected(self._files(topic, queue_id), queue_offset) if checked else None)
+
+    def _files(self, topic: str, queue_id: int) -> _QueueFiles:
+        return _QueueFiles(self._root, topic, queue_id, self._file_size, self._disk)
+
+    def _compare(self, begin: int, end: int) -> None:
+        """Compare units `begin` to `end - 1` of the chunk, queue by queue."""
+        starts = np.zeros(self._table.count + 1, np.int64)
+        units, rows = self._units[begin * UNIT.size :], self._rows[begin:]
+        scatter(units, rows, end - begin, self._table.count, starts, self._sorted)
+        everything: Units = self._sorted.view(UNIT.dtype)
+        for row in np.flatnonzero(np.diff(starts)).tolist():
+            queue = self._by_row[row]
+            if queue is None:
+                continue
+            expected = everything[starts[row] : starts[row + 1]]
+            stored = queue.files.units(queue.next, len(expected))
+            if stored.tobytes() != expected.tobytes():
+                self._report_differences(queue, expected, stored)
+            queue.next += len(expected)
+            self._report.unit_count += len(expected)
+
+    def _report_differences(self, queue: _Expected, expected: Units, stored: Units) -> None:
+        same = stored == expected
+        if queue.files.has_extension:  # the tags code is then an address in the extension file
+            same_place = (stored["commit_log_offset"] == expected["commit_log_offset"]) & (
+                stored["size"] == expected["size"]
+            )
+            same |= same_place & (stored["tags_code"] <= EXTENSION_ADDRESS_MAX)
+        end = len(expected)
+        if not self._report.clean:
+            written = np.flatnonzero(stored["size"])
+            end = int(written[-1]) + 1 if written.size else 0
+            self._report.units_behind += len(expected) - end
+        for number in np.flatnonzero(~same[:end]).tolist():
+            self._add(queue.files, queue.next + number, _told(expected[number]), _told(stored[number]))
+
+    def _pass_gap(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """The next record of a queue is further on than its queue: messages between are lost, or stand in damage."""
+        row = self._row_of[topic, queue_id]
+        queue = self._by_row[row]
+        if queue is not None:
+            stored = queue.files.units(queue.next, queue_offset - queue.next)
+            known = (stored["size"] == FILLER_SIZE) | self._is_damaged(stored)
+            for number in np.flatnonzero(~known).tolist():
+                self._add(queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]))
+            queue.next = queue_offset
+        self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
+
+    def finish(self) -> None:
+        """Look at what stands in the files beside the units that the log led to."""
+        light = 0
+        for topic in self._disk.directories(self._root / CONSUME_QUEUE):
+            for name in self._disk.directories(self._root / CONSUME_QUEUE / topic):
+                if topic.startswith(LMQ_PREFIX):
+                    light += 1
+                elif name.isdigit() and topic not in self._batch_topics:
+                    self._report.queue_count += 1
+                    self._check_leftovers(topic, int(name))
+        if light:
+            self._report.notes.append(f"{light} light queues ({LMQ_PREFIX}…) are not checked")
+
+    def _check_leftovers(self, topic: str, queue_id: int) -> None:
+        """Units that no record called for: fillers and units of records that expired are fine, others are not."""
+        row = self._row_of.get((topic, queue_id))
+        queue = self._by_row[row] if row is not None else None
+        queue = queue or _Expected(self._files(topic, queue_id), 0)
+        for low, high in queue.files.ranges():
+            for first, end in ((low, min(high, queue.first)), (max(low, queue.next), high)):
+                if first < end:
+                    self._check_unclaimed(queue.files, first, queue.files.units(first, end - first))
+
+    def _check_unclaimed(self, files: _QueueFiles, first: int, stored: Units) -> None:
+        report = self._report
+        known = (stored["size"] == 0) | (stored["size"] == FILLER_SIZE) | self._is_damaged(stored)
+        known |= stored["commit_log_offset"] < report.log_begin
+        if not report.clean:  # a power cut may take the log's last pages and leave the queue's
+            known |= stored["commit_log_offset"] >= report.log_end
+        for number in np.flatnonzero(~known).tolist():
+            self._add(files, first + number, "nothing, the log has no such message", _told(stored[number]))
+
+    def _is_damaged(self, stored: Units) -> NDArray[np.bool_]:
+        offsets = stored["commit_log_offset"]
+        inside = np.zeros(len(stored), np.bool_)
+        for damage in self._report.damages:
+            inside |= (offsets >= damage.begin) & (offsets < damage.end)
+        return inside & (stored["size"] > 0)
+
+    def _add(self, files: _QueueFiles, queue_offset: int, expected: str, found: str) -> None:
+        path, position = files.place(queue_offset)
+        what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"
+        self._report.add(Problem("queue", path, position, what, found, REBUILD))
+
+
+def _told(unit: np.void) -> str:
+    if not unit["size"]:
+        return "no unit (zeros)"
+    if unit["size"] == FILLER_SIZE:
+        return "a filler unit"
+    return f"log offset {int(unit['commit_log_offset']):,}, size {int(unit['size']):,}, tags code {int(unit['tags_code'])}"
