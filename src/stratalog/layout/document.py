@@ -152,6 +152,13 @@ used) or finished ({_hex(tier.MAGIC_FINISHED)}, items grouped by slot, newest fi
         ),
     ),
     _Section(
+        "Index run",
+        f"""\
+A file of this library's own, below `{tier.OWN_DIRECTORY}/` beside the topics, where RocketMQ never looks: the keys of
+one batch until they are compacted into an index segment. The items follow the header, sorted by hash.""",
+        (tier.RUN_HEADER, tier.RUN_ITEM),
+    ),
+    _Section(
         "Timer",
         "Kept as they are by a store that runs no timer.",
         (timer.WHEEL_SLOT, timer.LOG_UNIT, timer.LOG_BLANK, timer.CHECK),
