@@ -50,6 +50,7 @@ class _Rows:
         self.columns = np.zeros((0, 4), np.int64)
         self.flags: NDArray[np.int32] | None = None
         self.born: NDArray[np.int64] | None = None
+        self.born_host = b""
         self.properties_sizes = np.zeros(count, np.int64)
 
     def add_property(self, name: bytes, offsets: NDArray[np.int32], data: Any) -> None:
@@ -102,7 +103,8 @@ def _write(
     table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
     for row, queue, name in zip(table, queues, names, strict=True):
         row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE], row[QUEUE_ID] = name.ctypes.data, name.size, queue.queue_id
-    host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
+    store_host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
+    born_host = np.frombuffer(rows.born_host, np.uint8) if rows.born_host else store_host
     log = store.log
     fixed = max(FIXED_SIZE_V1 + name.size for name in names)
     rows.check(store.settings.max_message_size, fixed, log.file_size)
@@ -121,7 +123,7 @@ def _write(
                 rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
                 rows.flags.ctypes.data if rows.flags is not None else 0,
                 rows.born.ctypes.data if rows.born is not None else 0,
-                start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
+                start, now, born_host.ctypes.data, store_host.ctypes.data, store.settings.max_message_size,
             )  # fmt: skip
             chunks.append((first, done, start, now))
             first += done
@@ -139,15 +141,20 @@ def put_list(
     queue: Queue,
     bodies: Sequence[bytes],
     properties: bytes | Sequence[bytes],
+    flags: Sequence[int] | None,
     born_timestamp: int,
+    born_host: Host | None,
 ) -> list[Receipt]:
     """See `Queue.put_many`."""
     count = len(bodies)
     if not count:
         return []
-    if not queue.is_plain:
+    if not queue.is_plain or (born_host and born_host.is_v6):
         texts = [properties] * count if isinstance(properties, bytes) else list(properties)
-        return [queue.put_record(b, p, born_timestamp=born_timestamp) for b, p in zip(bodies, texts, strict=True)]
+        return [
+            queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
+            for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
+        ]
     rows = _Rows(count, _offsets_of(bodies), b"".join(bodies))
     if isinstance(properties, bytes):
         if properties:
@@ -157,6 +164,10 @@ def put_list(
         raise IllegalMessage(f"{count} bodies but {len(properties)} properties: give one each, or one for all")
     else:
         rows.add_property(b"", _offsets_of(properties), b"".join(properties))
+    if born_host:
+        rows.born_host = born_host.packed()
+    if flags is not None:
+        rows.flags = np.array(flags, np.int32)
     if born_timestamp:
         rows.born = np.full(count, born_timestamp, np.int64)
     chunks = _write(store, rows, np.zeros(count, np.int32), [queue], together=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, NotAStore, StoreFailed
 from stratalog.layout import names
+from stratalog.layout.message import Host
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.commit_log import CommitLog, log_file_size
 from stratalog.store.consume_queue import ConsumeQueue
@@ -177,12 +178,18 @@ class MessageStore:
         return self.queue(topic, queue_id).put_many(bodies, properties)
 
     def put_list(
-        self, queue: Queue, bodies: Sequence[bytes], properties: bytes | Sequence[bytes], *, born_timestamp: int = 0
+        self,
+        queue: Queue,
+        bodies: Sequence[bytes],
+        properties: bytes | Sequence[bytes],
+        flags: Sequence[int] | None,
+        born_timestamp: int,
+        born_host: Host | None,
     ) -> list[Receipt]:
         """What `Queue.put_many` does, without the flush wait."""
         from stratalog.store.bulk import put_list
 
-        return put_list(self, queue, bodies, properties, born_timestamp)
+        return put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
 
     async def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, **given: Any) -> Receipt:
         """Append one message and wait, without blocking the event loop, until it is as durable as the flush mode says.

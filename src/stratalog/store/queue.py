@@ -260,13 +260,19 @@ class Queue:
         return Receipt(queue_offset, start, total, now, record.store_host)
 
     def put_many(
-        self, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, born_timestamp: int = 0
+        self,
+        bodies: Sequence[bytes],
+        properties: bytes | Sequence[bytes] = b"",
+        *,
+        flags: Sequence[int] | None = None,
+        born_timestamp: int = 0,
+        born_host: Host | None = None,
     ) -> list[Receipt]:
         """Append several messages with one lock and one flush wait; `properties` are encoded, one for all or one each.
 
         Like a client batch they share one store time and stand together in one file. All or nothing.
         """
-        receipts = self.store.put_list(self, bodies, properties, born_timestamp=born_timestamp)
+        receipts = self.store.put_list(self, bodies, properties, flags, born_timestamp, born_host)
         if self._sync and receipts:
             self._sync(receipts[-1].end_offset)
         return receipts

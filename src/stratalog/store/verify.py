@@ -10,7 +10,6 @@ then counted as `units_behind` and `index_items_behind`, not as a problem, becau
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from stratalog.errors import ConfigurationError
 from stratalog.kernels.scan import ScanStatus, find_record, scan
-from stratalog.layout.message import BLANK, FIXED_SIZE_V1, MAGIC_BLANK
+from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile, PrivateDisk
@@ -103,7 +102,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole records of one file, in order. Byte p of the file is log offset `base_offset + p`; the arrays are reused."""
+    """Whole records of one file, in order. Byte p of it is log offset `base_offset + p`; the arrays are reused."""
 
     file: MappedFile
     base_offset: int
@@ -124,7 +123,7 @@ def verify(store: "MessageStore", *, progress: Progress | None = None) -> Verify
     from stratalog.store.verify_index import IndexCheck
     from stratalog.store.verify_queues import QueueCheck
 
-    if not store.read_only:
+    if store.log.failure is None:
         raise ConfigurationError(f"{store.root} is open for writing: verify opens a store with mode='r'")
     disk = PrivateDisk()
     log = CommitLog(store.root / COMMIT_LOG, disk, file_size=store.settings.commit_log_file_size)
@@ -187,7 +186,7 @@ def _closes_file(file: MappedFile, position: int) -> bool:
     if file.size - position < BLANK.size:
         return True
     blank = BLANK.unpack(file.view.data, position)
-    return bool(blank.magic == MAGIC_BLANK and blank.total_size == file.size - position)
+    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
 
 
 def _next_record(log: CommitLog, offset: int) -> int | None:
@@ -222,6 +221,7 @@ def _end_of_log(report: VerifyReport, file: MappedFile, position: int) -> None:
                 "opening for writing cuts these bytes off",
             )
         )  # fmt: skip
+        report.damages.append(Damage(report.log_end, int(file.path.name) + file.size, "TORN"))
     elif report.torn_size:
         report.notes.append(
             f"{file.path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "

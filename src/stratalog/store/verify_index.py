@@ -46,7 +46,7 @@ class _Items:
         """One number for each (log offset, key hash); `begin` is a log offset at or before all of them."""
         return ((self.offsets - begin) << _HASH_BITS) | self.hashes
 
-    def at(self, chosen: NDArray[np.bool_] | slice) -> "_Items":
+    def at(self, chosen: NDArray[np.bool_] | Int64 | slice) -> "_Items":
         numbers = self.numbers[chosen] if len(self.numbers) else self.numbers
         return _Items(self.offsets[chosen], self.hashes[chosen], self.seconds[chosen], numbers)
 
@@ -75,14 +75,22 @@ class _IndexFile:
         if self._rest is None:
             stored = self._stored()
             numbers = np.arange(1, self.item_count + 1)
-            columns = (stored["commit_log_offset"], stored["key_hash"], stored["seconds"])
-            self._rest = _Items(*(column.astype(np.int64) for column in columns), numbers)
+            offsets, hashes, seconds = (
+                stored[name].astype(np.int64) for name in ("commit_log_offset", "key_hash", "seconds")
+            )
+            self._rest = _Items(offsets, hashes, seconds, numbers)
+            self._rest.seconds[:1] = 0  # the first item's time counts from the end of the file before
             if np.any(np.diff(self._rest.offsets) < 0):  # damaged: each item still meets the chunk it belongs to
                 order = np.argsort(self._rest.offsets, kind="stable")
-                self._rest = _Items(*(getattr(self._rest, name)[order] for name in _Items.__slots__))
+                self._rest = self._rest.at(order)
         cut = int(np.searchsorted(self._rest.offsets, below))
         taken, self._rest = self._rest.at(slice(0, cut)), self._rest.at(slice(cut, None))
         return taken
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether items are left that were not taken yet."""
+        return bool(self.item_count if self._rest is None else len(self._rest))
 
     def chain_faults(self) -> tuple[Int64, Int64]:
         """Items that no chain of their slot holds exactly once, and slots that begin with an item of another slot.
@@ -91,7 +99,8 @@ class _IndexFile:
         own, and every item is led to once: then the items of a slot form one falling path.
         """
         stored = self._stored()
-        slots = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())["newest_item"].astype(np.int64)
+        table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())
+        slots = table["newest_item"].astype(np.int64)
         slot_of = np.empty(self.item_count + 1, np.int64)
         slot_of[0] = -1
         slot_of[1:] = stored["key_hash"].astype(np.int64) % self._slot_count
@@ -118,8 +127,8 @@ class IndexCheck:
 
     def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
         self._report = report
-        self._with_tags = settings.compatibility != "5.3"
-        self._begin = 0
+        self._with_tags = self._tags_seen = settings.compatibility != "5.3"
+        self._begin = self._missing_count = 0
         self._files: list[_IndexFile] = []
         wanted = file_size(settings.max_hash_slot_num, settings.max_index_num)
         for name, size in disk.files(root / INDEX).items():
@@ -140,18 +149,21 @@ class IndexCheck:
         below = chunk.end_offset
         taken = [(file, items) for file in self._files if len(items := file.take(below))]
         self._report.index_item_count += sum(len(items) for _, items in taken)
-        if len(taken) == 1:
-            file, items = taken[0]
-            expected = self._expected(chunk, file, with_tags=self._with_tags)
-            same = items.same(expected)
-            if not same and self._with_tags:
-                same = items.same(self._expected(chunk, file, with_tags=False))
-        else:
-            expected = self._expected(chunk, None, with_tags=self._with_tags)
-            same = not taken and not len(expected)
-        if not same:
-            self._report_differences(chunk, taken, expected)
+        if not self._are_as_expected(chunk, taken):
+            self._report_differences(chunk, taken)
         self._begin = below
+
+    def _are_as_expected(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> bool:
+        """The usual case: all items of the chunk in one file, in order, with tags or without as in the chunk before."""
+        if len(taken) != 1:
+            return False
+        file, items = taken[0]
+        if items.same(self._expected(chunk, file, with_tags=self._tags_seen)):
+            return True
+        if items.same(self._expected(chunk, file, with_tags=not self._tags_seen)):
+            self._tags_seen = not self._tags_seen
+            return True
+        return False
 
     def _expected(self, chunk: Chunk, file: _IndexFile | None, *, with_tags: bool) -> _Items:
         """The items that the kernel makes of the chunk, with times as that file counts them."""
@@ -172,11 +184,12 @@ class IndexCheck:
                 break
         return _Items(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
 
-    def _report_differences(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]], expected: _Items) -> None:
+    def _report_differences(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> None:
+        expected = self._expected(chunk, None, with_tags=self._with_tags)
         begin = min([self._begin, *(int(items.offsets[0]) for _, items in taken)])
         needed = expected.names(begin)
         for file, items in taken:
-            self._report_surplus(file, items, self._expected(chunk, file, with_tags=self._with_tags), begin)
+            self._report_surplus(file, items, self._expected(chunk, file, with_tags=True), begin)
         there = np.concatenate([items.names(begin) for _, items in taken]) if taken else np.empty(0, np.int64)
         missing = ~np.isin(needed, there)
         if self._with_tags and missing.any():
@@ -195,11 +208,9 @@ class IndexCheck:
         known = needed[at] == names if len(needed) else np.zeros(len(names), np.bool_)
         late = known & (expected.seconds[at] != items.seconds) if len(needed) else known
         for number in np.flatnonzero(late).tolist():
-            self._add(
-                file.path, file.position(int(items.numbers[number])),
-                f"item {int(items.numbers[number]):,} at {int(expected.seconds[at[number]]):,} s after the file's begin",
-                f"{int(items.seconds[number]):,} s",
-            )  # fmt: skip
+            item, seconds = int(items.numbers[number]), int(expected.seconds[at[number]])
+            what = f"item {item:,} at {seconds:,} s after the file's begin"
+            self._add(file.path, file.position(item), what, f"{int(items.seconds[number]):,} s")
         for number in np.flatnonzero(~known).tolist():
             self._report_unknown(file, items, number)
 
@@ -219,12 +230,14 @@ class IndexCheck:
             behind = missing.offsets >= last
             self._report.index_items_behind += int(behind.sum())
             missing = missing.at(~behind)
-        if len(missing):
+        if len(missing) and not self._files:
+            self._missing_count += len(missing)
+        elif len(missing):
             path = taken[-1][0].path if taken else self._directory
+            first, last = int(missing.offsets[0]), int(missing.offsets[-1])
             self._add(
-                path, 0, f"items for {len(missing):,} keys of the records at log offsets {int(missing.offsets[0]):,} to "
-                f"{int(missing.offsets[-1]):,}", "none",
-            )  # fmt: skip
+                path, 0, f"items for {len(missing):,} keys of records at log offsets {first:,} to {last:,}", "none"
+            )
 
     def _later_items(self) -> bool:
         """Whether the index goes on behind what was taken so far."""
@@ -232,6 +245,8 @@ class IndexCheck:
 
     def finish(self) -> None:
         """Look at what is left in the files, at their headers and at the chains of their slots."""
+        if self._missing_count:
+            self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file")
         for file in self._files:
             rest = file.take(np.iinfo(np.int64).max)
             for number in range(len(rest)):
@@ -243,8 +258,8 @@ class IndexCheck:
         newest_is_open = file is self._files[-1] and not self._report.clean
         if newest_is_open:
             self._report.notes.append(
-                f"{file.path}: the chains of the file that was open when the store stopped are not checked; "
-                "the next opening for writing builds it again"
+                f"{file.path} was open when the store stopped: its chains are not checked, "
+                "the next opening builds it again"
             )
             return
         items, slots = file.chain_faults()

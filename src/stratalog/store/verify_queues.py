@@ -147,8 +147,17 @@ class QueueCheck:
             written = np.flatnonzero(stored["size"])
             end = int(written[-1]) + 1 if written.size else 0
             self._report.units_behind += len(expected) - end
-        for number in np.flatnonzero(~same[:end]).tolist():
+        self._report_missing(queue, (~same[:end]) & (stored["size"][:end] == 0))
+        for number in np.flatnonzero(~same[:end] & (stored["size"][:end] != 0)).tolist():
             self._add(queue.files, queue.next + number, _told(expected[number]), _told(stored[number]))
+
+    def _report_missing(self, queue: _Expected, missing: NDArray[np.bool_]) -> None:
+        """Units that are zeros: one problem for each run of them."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], missing, [False])))).tolist()
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            path, position = queue.files.place(queue.next + begin)
+            what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
+            self._report.add(Problem("queue", path, position, what, "zeros", REBUILD))
 
     def _pass_gap(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """The next record of a queue is further on than its queue: messages between are lost, or stand in damage."""
@@ -212,4 +221,5 @@ def _told(unit: np.void) -> str:
         return "no unit (zeros)"
     if unit["size"] == FILLER_SIZE:
         return "a filler unit"
-    return f"log offset {int(unit['commit_log_offset']):,}, size {int(unit['size']):,}, tags code {int(unit['tags_code'])}"
+    commit_log_offset, size, tags_code = unit.item()
+    return f"log offset {commit_log_offset:,}, size {size:,}, tags code {tags_code}"
