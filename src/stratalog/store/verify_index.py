@@ -54,12 +54,12 @@ class _Items:
 class _IndexFile:
     """One file as it stands on disk; its items are loaded when the log reaches them and dropped behind it."""
 
-    def __init__(self, path: Path, disk: PrivateDisk, slot_count: int) -> None:
+    def __init__(self, path: Path, disk: PrivateDisk, slot_count: int, item_capacity: int) -> None:
         self.path = path
         self._view = disk.map(path).view
         self._slot_count = slot_count
         self.header = HEADER.unpack(self._view.data)
-        self.item_count = max(0, self.header.next_item - 1)
+        self.item_count = min(max(0, self.header.next_item - 1), item_capacity - 1)
         self._rest: _Items | None = None
 
     def _stored(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
@@ -92,6 +92,22 @@ class _IndexFile:
         """Whether items are left that were not taken yet."""
         return bool(self.item_count if self._rest is None else len(self._rest))
 
+    def header_faults(self) -> list[tuple[str, int, int]]:
+        """Header fields that the items contradict: name, value by the items, value in the header."""
+        stored, header = self._stored(), self.header
+        wanted = {"next_item": self.item_count + 1}
+        if self.item_count:
+            wanted["begin_commit_log_offset"] = int(stored["commit_log_offset"][0])
+            wanted["end_commit_log_offset"] = int(stored["commit_log_offset"][-1])
+            wanted["used_slot_count"] = int(np.count_nonzero(self._slots()))
+        return [
+            (name, value, getattr(header, name)) for name, value in wanted.items() if getattr(header, name) != value
+        ]
+
+    def _slots(self) -> Int64:
+        table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())
+        return table["newest_item"].astype(np.int64)
+
     def chain_faults(self) -> tuple[Int64, Int64]:
         """Items that no chain of their slot holds exactly once, and slots that begin with an item of another slot.
 
@@ -99,8 +115,7 @@ class _IndexFile:
         own, and every item is led to once: then the items of a slot form one falling path.
         """
         stored = self._stored()
-        table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())
-        slots = table["newest_item"].astype(np.int64)
+        slots = self._slots()
         slot_of = np.empty(self.item_count + 1, np.int64)
         slot_of[0] = -1
         slot_of[1:] = stored["key_hash"].astype(np.int64) % self._slot_count
@@ -134,7 +149,7 @@ class IndexCheck:
         for name, size in disk.files(root / INDEX).items():
             path = root / INDEX / name
             if is_index_name(name) and size == wanted:
-                self._files.append(_IndexFile(path, disk, settings.max_hash_slot_num))
+                self._files.append(_IndexFile(path, disk, settings.max_hash_slot_num, settings.max_index_num))
             elif is_index_name(name):
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
         self._directory = root / INDEX
@@ -252,9 +267,9 @@ class IndexCheck:
             for number in range(len(rest)):
                 if self._report.clean or int(rest.offsets[number]) < self._report.log_end:
                     self._report_unknown(file, rest, number)
-            self._check_chains(file)
+            self._check_inside(file)
 
-    def _check_chains(self, file: _IndexFile) -> None:
+    def _check_inside(self, file: _IndexFile) -> None:
         newest_is_open = file is self._files[-1] and not self._report.clean
         if newest_is_open:
             self._report.notes.append(
@@ -262,6 +277,10 @@ class IndexCheck:
                 "the next opening builds it again"
             )
             return
+        for name, expected, found in file.header_faults():
+            self._add(
+                file.path, HEADER.position(name), f"{name} {expected:,} in the header, as its items say", f"{found:,}"
+            )
         items, slots = file.chain_faults()
         for number in items.tolist():
             self._add(

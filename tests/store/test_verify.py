@@ -1,0 +1,319 @@
+"""`verify`: a healthy store has no problem; each kind of damage is found where it was planted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratalog
+from golden.cases import golden_case
+from stratalog.errors import ConfigurationError
+from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
+from stratalog.layout.message import HEAD
+from stratalog.layout.queue import UNIT
+from stratalog.store.verify import VerifyReport, verify
+
+SETTINGS: dict[str, Any] = {
+    "mapped_file_size_commit_log": 64 * 1024,
+    "mapped_file_size_consume_queue": 100 * UNIT.size,
+    "max_hash_slot_num": 50,
+    "max_index_num": 400,
+}
+COUNT = 500
+ITEMS = items_position(SETTINGS["max_hash_slot_num"])
+
+
+def check(root: Path, **settings: Any) -> VerifyReport:
+    with stratalog.open(root, mode="r", **(SETTINGS | settings)) as store:
+        return verify(store)
+
+
+def flip(path: Path, position: int, mask: int = 0x10) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """500 messages in two queues and several files of each kind, with keys and tags; closed properly."""
+    path = tmp_path / "store"
+    with stratalog.open(path, **SETTINGS) as store:
+        for number in range(COUNT):
+            store.put(
+                "orders", b"%05d " % number * 60, queue_id=number % 2, tags="ab"[number % 2], keys=[f"k{number}", "all"]
+            )
+    return path
+
+
+def log_file(root: Path, number: int = 0) -> Path:
+    return sorted((root / "commitlog").iterdir())[number]
+
+
+def queue_file(root: Path, queue_id: int = 0, number: int = 0) -> Path:
+    return sorted((root / "consumequeue" / "orders" / str(queue_id)).iterdir())[number]
+
+
+def index_file(root: Path, number: int = 0) -> Path:
+    return sorted((root / "index").iterdir())[number]
+
+
+def record_positions(root: Path) -> list[int]:
+    """Positions of the records of the first log file."""
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        offsets = sorted(
+            message.commit_log_offset for queue_id in (0, 1) for message in store.queue("orders", queue_id).read()
+        )
+    return [offset for offset in offsets if offset < SETTINGS["mapped_file_size_commit_log"]]
+
+
+def test_a_healthy_store_has_no_problem_and_everything_is_counted(root: Path) -> None:
+    report = check(root)
+    assert report.ok
+    assert not report.problems
+    assert not report.notes
+    assert report.clean
+    assert (report.record_count, report.unit_count, report.queue_count) == (COUNT, COUNT, 2)
+    assert report.index_item_count == 3 * COUNT
+    assert report.log_file_count > 1
+    assert report.index_file_count > 1
+    assert report.log_end == report.log_begin + (report.log_file_count - 1) * 64 * 1024 + report.log_end % (64 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("plain-5.5.0", (150, 150, 499)),
+        ("plain-5.3.3", (150, 150, 370)),
+        ("index-5.5.0", (151, 139, 425)),
+        ("upgrade", (160, 160, 486)),
+        ("downgrade", (160, 160, 481)),
+        ("min-offset-5.5.0", (140, 140, 608)),
+        ("ipv6", (17, 17, 31)),
+        ("queue-ext", (120, 120, 405)),
+        ("transaction", (27, 21, 52)),
+        ("delay", (15, 15, 41)),
+    ],
+)
+def test_stores_that_rocketmq_wrote_have_no_problem(name: str, counts: tuple[int, int, int], tmp_path: Path) -> None:
+    case = golden_case(f"local/{name}")
+    conf = case.about["conf"]
+    settings = {
+        "mapped_file_size_commit_log": conf.get("mappedFileSizeCommitLog"),
+        "mapped_file_size_consume_queue": conf.get("mappedFileSizeConsumeQueue"),
+        "max_hash_slot_num": conf["maxHashSlotNum"],
+        "max_index_num": conf["maxIndexNum"],
+    }
+    report = check(case.unpack_store(tmp_path), **settings)
+    assert report.problems == []
+    assert (report.record_count, report.unit_count, report.index_item_count) == counts
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [
+        (lambda: HEAD.size + 7, "CRC"),
+        (lambda: HEAD.position("magic"), "magic"),
+        (lambda: HEAD.position("total_size") + 3, "lengths"),
+        (lambda: HEAD.position("commit_log_offset") + 7, "another place"),
+        (lambda: HEAD.position("body_size"), "body size"),
+    ],
+    ids=["body", "magic", "size", "offset", "body size"],
+)
+def test_a_flipped_bit_in_a_record_is_found_at_the_record(root: Path, at: Callable[[], int], reason: str) -> None:
+    position, following = record_positions(root)[30:32]
+    flip(log_file(root), position + at())
+    report = check(root)
+    assert [(problem.part, problem.position) for problem in report.problems] == [("log", position)]
+    assert report.problems[0].path == str(log_file(root))
+    assert reason in report.problems[0].found
+    assert (report.damages[0].begin, report.damages[0].end) == (position, following)
+    assert report.record_count == COUNT - 1
+
+
+def test_damage_at_the_end_of_a_file_reaches_to_the_next_file(root: Path) -> None:
+    last = record_positions(root)[-1]
+    flip(log_file(root), last + HEAD.size)
+    report = check(root)
+    assert report.damages[0].end == SETTINGS["mapped_file_size_commit_log"]
+    assert report.problem_count == 1
+
+
+def test_a_file_end_in_the_middle_of_a_file_hides_nothing(root: Path) -> None:
+    position = record_positions(root)[10]
+    data = bytearray(log_file(root).read_bytes())
+    end = record_positions(root)[-1]
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        end += store.message(end).store_size
+    data[position : position + 8] = data[end : end + 8]
+    log_file(root).write_bytes(data)
+    report = check(root)
+    assert [(problem.part, problem.position) for problem in report.problems] == [("log", position)]
+    assert report.record_count == COUNT - 1
+
+
+def test_a_last_record_that_is_damaged_after_a_clean_stop_is_a_problem_and_its_unit_is_not_another(root: Path) -> None:
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        last = max(
+            message.commit_log_offset for queue_id in (0, 1) for message in store.queue("orders", queue_id).read()
+        )
+        file_size = SETTINGS["mapped_file_size_commit_log"]
+    flip(log_file(root, last // file_size), last % file_size + HEAD.size)
+    report = check(root)
+    assert [(problem.part, problem.position) for problem in report.problems] == [("log", last % file_size)]
+    assert report.torn_size > 0
+
+
+@pytest.mark.parametrize("field", ["commit_log_offset", "size", "tags_code"])
+def test_a_changed_queue_unit_is_found(root: Path, field: str) -> None:
+    flip(queue_file(root, 1), 42 * UNIT.size + UNIT.position(field) + 3)
+    report = check(root)
+    assert [problem.part for problem in report.problems] == ["queue"]
+    assert report.problems[0].path == str(queue_file(root, 1))
+    assert report.problems[0].position == 42 * UNIT.size
+    assert "unit 42 of queue orders/1" in report.problems[0].expected
+
+
+def test_missing_units_are_told_as_one_problem(root: Path) -> None:
+    path = queue_file(root, 0, 1)
+    data = bytearray(path.read_bytes())
+    data[5 * UNIT.size : 15 * UNIT.size] = bytes(10 * UNIT.size)
+    path.write_bytes(data)
+    report = check(root)
+    assert [(problem.path, problem.position) for problem in report.problems] == [(str(path), 5 * UNIT.size)]
+    assert "10 units of queue orders/0 from unit 105 on" in report.problems[0].expected
+
+
+def test_a_missing_last_unit_is_found_although_opening_the_store_mends_it_in_memory(root: Path) -> None:
+    path = queue_file(root, 1, 2)
+    data = bytearray(path.read_bytes())
+    data[49 * UNIT.size : 50 * UNIT.size] = bytes(UNIT.size)
+    path.write_bytes(data)
+    assert [problem.position for problem in check(root).problems] == [49 * UNIT.size]
+
+
+def test_a_unit_without_a_record_is_found(root: Path) -> None:
+    path = queue_file(root, 1, 2)
+    data = bytearray(path.read_bytes())
+    data[50 * UNIT.size : 51 * UNIT.size] = data[: UNIT.size]
+    path.write_bytes(data)
+    report = check(root)
+    assert [problem.position for problem in report.problems] == [50 * UNIT.size]
+    assert "no such message" in report.problems[0].expected
+
+
+def test_a_queue_of_a_topic_that_the_log_does_not_know_is_found(root: Path) -> None:
+    other = root / "consumequeue" / "other" / "0"
+    other.mkdir(parents=True)
+    (other / queue_file(root).name).write_bytes(queue_file(root).read_bytes())
+    report = check(root)
+    assert report.problem_count == 100
+    assert {problem.path for problem in report.problems} == {str(other / queue_file(root).name)}
+
+
+@pytest.mark.parametrize("field", ["key_hash", "commit_log_offset"])
+def test_a_changed_index_item_is_found(root: Path, field: str) -> None:
+    flip(index_file(root), ITEMS + 17 * ITEM.size + ITEM.position(field) + 2)
+    report = check(root)
+    found = {(problem.path, problem.position) for problem in report.problems}
+    assert (str(index_file(root)), ITEMS + 17 * ITEM.size) in found
+    assert any("items for 1 keys" in problem.expected for problem in report.problems)
+    assert {problem.part for problem in report.problems} == {"index"}
+
+
+def test_a_changed_time_in_an_index_item_is_found(root: Path) -> None:
+    flip(index_file(root), ITEMS + 17 * ITEM.size + ITEM.position("seconds") + 3)
+    report = check(root)
+    assert [problem.position for problem in report.problems] == [ITEMS + 17 * ITEM.size]
+    assert "after the file's begin" in report.problems[0].expected
+
+
+def test_a_broken_chain_is_found_at_the_item(root: Path) -> None:
+    flip(index_file(root), ITEMS + 217 * ITEM.size + ITEM.position("previous_item") + 3, 0x01)
+    report = check(root)
+    assert ITEMS + 217 * ITEM.size in {problem.position for problem in report.problems}
+    assert all("reached exactly once" in problem.expected for problem in report.problems)
+
+
+def test_a_slot_that_leads_elsewhere_is_found(root: Path) -> None:
+    data = index_file(root).read_bytes()
+    slot = next(slot for slot in range(50) if any(data[slots_position() + SLOT.size * slot :][: SLOT.size]))
+    flip(index_file(root), slots_position() + SLOT.size * slot + 3, 0x01)
+    report = check(root)
+    assert not report.ok
+    assert any(
+        problem.position == slots_position() + SLOT.size * slot or "reached exactly once" in problem.expected
+        for problem in report.problems
+    )
+
+
+def test_an_item_count_that_is_too_large_is_found(root: Path) -> None:
+    flip(index_file(root), HEADER.position("next_item") + 2, 0x08)
+    report = check(root)
+    assert [(problem.position, problem.found) for problem in report.problems] == [
+        (HEADER.position("next_item"), "2,448")
+    ]
+
+
+def test_an_item_count_that_is_too_small_is_found(root: Path) -> None:
+    flip(index_file(root), HEADER.position("next_item") + 3, 0x10)
+    assert any("items for" in problem.expected for problem in check(root).problems)
+
+
+@pytest.mark.parametrize("field", ["begin_commit_log_offset", "end_commit_log_offset", "used_slot_count"])
+def test_a_header_that_its_items_contradict_is_found(root: Path, field: str) -> None:
+    flip(index_file(root), HEADER.position(field) + 3)
+    assert [problem.position for problem in check(root).problems] == [HEADER.position(field)]
+
+
+def test_a_missing_index_is_one_problem(root: Path) -> None:
+    for path in (root / "index").iterdir():
+        path.unlink()
+    report = check(root)
+    assert [problem.expected for problem in report.problems] == ["index files for 1,000 keys"]
+
+
+def test_index_files_of_another_size_are_told_instead_of_taken_for_missing(root: Path) -> None:
+    report = check(root, max_hash_slot_num=60)
+    assert {problem.part for problem in report.problems} == {"index"}
+    assert "max_hash_slot_num" in report.problems[0].next_step
+
+
+def test_after_an_unclean_stop_what_trails_the_log_is_no_problem(root: Path) -> None:
+    (root / "abort").write_text("1")
+    path = queue_file(root, 1, 2)
+    data = bytearray(path.read_bytes())
+    data[40 * UNIT.size : 50 * UNIT.size] = bytes(10 * UNIT.size)
+    path.write_bytes(data)
+    newest = index_file(root, -1)
+    data = bytearray(newest.read_bytes())
+    data[: HEADER.size] = HEADER.pack(*[0] * len(HEADER.fields))
+    newest.write_bytes(data)
+    report = check(root)
+    assert report.ok, report.problems
+    assert not report.clean
+    assert report.units_behind == 10
+    assert report.index_items_behind > 0
+    assert report.notes
+
+
+def test_checking_changes_no_byte(root: Path) -> None:
+    flip(log_file(root), 40)
+    before = {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    check(root)
+    assert {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()} == before
+
+
+def test_progress_ends_at_the_last_record(root: Path) -> None:
+    calls: list[tuple[int, int, int]] = []
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        report = verify(store, progress=lambda done, total, records: calls.append((done, total, records)))
+    assert calls == sorted(calls)
+    assert calls[-1][0] == report.log_end
+    assert calls[-1][2] == COUNT
+
+
+def test_a_store_that_is_open_for_writing_is_refused(root: Path) -> None:
+    with stratalog.open(root, **SETTINGS) as store, pytest.raises(ConfigurationError, match="mode='r'"):
+        verify(store)
