@@ -1,0 +1,164 @@
+"""What a scan reads from: a local store or a tier, behind one small face.
+
+Both are opened where they are needed, by path or URL: while planning to learn what is there, in a task to read a part
+of it. Nothing of them travels between processes but names and numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from stratalog.errors import NotAStore
+from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.pipeline.ranges import QueueExtent, QueueRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stratalog.store.message_store import MessageStore
+    from stratalog.tiered.segment import SegmentBackend
+    from stratalog.tiered.state import TierState
+
+LOCAL, TIER = "local", "tier"
+
+BATCH_SIZE = 4 << 20
+"""Bytes of records in an Arrow batch. Transport to the JVM is fastest from 1 to 16 MB."""
+BATCH_ROWS_MAX = 1 << 14
+"""Rows in an Arrow batch: more of them fall out of the CPU's cache while the JVM turns columns into rows."""
+_SLAB_UNITS = 1 << 16
+_SAMPLES = 16
+
+
+class History(Protocol):
+    """Messages of many queues, as they are at the moment of opening."""
+
+    origin: str
+
+    def extents(self) -> list[QueueExtent]:
+        """What is held, queue by queue."""
+
+    def offset_at(self, extent: QueueExtent, timestamp_ms: int) -> int:
+        """Queue offset of the first message stored at or after the time; the extent's end when there is none."""
+
+    def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
+        """The messages of a range, in order, in batches of about BATCH_SIZE bytes of records."""
+
+
+class LocalHistory:
+    """A local store, opened without touching a byte: beside a running broker it is the store of that moment."""
+
+    origin = LOCAL
+
+    def __init__(self, path: str) -> None:
+        self._store = open_local(path)
+
+    def extents(self) -> list[QueueExtent]:
+        return [
+            QueueExtent(LOCAL, topic, queue_id, queue.min_offset, queue.max_offset, self._record_size(topic, queue_id))
+            for topic, queue_id in self._store.queues()
+            for queue in [self._store.queue(topic, queue_id)]
+        ]
+
+    def offset_at(self, extent: QueueExtent, timestamp_ms: int) -> int:
+        return self._store.queue(extent.topic, extent.queue_id).offset_at(timestamp_ms)
+
+    def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
+        from stratalog.kernels.columns import decode_arrow
+
+        queue, window = self._store.queue(part.topic, part.queue_id), self._store.log.window()
+        log = (window.addresses, window.first_offset, window.file_size)
+        first, end = part.first, part.first + part.count
+        while first < end:
+            units = memoryview(queue.units(first, min(end - first, _SLAB_UNITS)))
+            if not units:
+                return
+            for piece in cut(units):
+                yield decode_arrow(piece, log, list(columns), topic=part.topic, broker_name=self._store.broker_name)
+            first += len(units) // UNIT.size
+
+    def _record_size(self, topic: str, queue_id: int) -> int:
+        """Average record of a queue, from a few of its units."""
+        queue = self._store.queue(topic, queue_id)
+        first, end = queue.min_offset, queue.max_offset
+        step = max(1, (end - first) // _SAMPLES)
+        sizes = [UNIT.unpack(queue.units(offset, 1)).size for offset in range(first, end, step)]
+        real = [size for size in sizes if size != FILLER_SIZE]
+        return max(1, sum(real) // len(real)) if real else 1
+
+
+class TierHistory:
+    """One broker's part of a tier, as committed at the moment of opening."""
+
+    origin = TIER
+
+    def __init__(self, url: str, cluster: str, broker: str) -> None:
+        from stratalog.tiered.tiered_store import open_tier
+
+        self._tier = open_tier(url, cluster=cluster or None, broker=broker or None)
+
+    @property
+    def state(self) -> "TierState":
+        """The committed state that is read."""
+        return self._tier.state
+
+    @property
+    def backend(self) -> "SegmentBackend":
+        return self._tier.backend
+
+    def extents(self) -> list[QueueExtent]:
+        found = []
+        for topic, queue_id in self._tier.queues():
+            queue = self._tier.queue(topic, queue_id)
+            count = queue.max_offset - queue.min_offset
+            size = queue.log.end_offset - queue.log.min_offset
+            found.append(
+                QueueExtent(TIER, topic, queue_id, queue.min_offset, queue.max_offset, max(1, size // max(1, count)))
+            )
+        return found
+
+    def offset_at(self, extent: QueueExtent, timestamp_ms: int) -> int:
+        return self._tier.queue(extent.topic, extent.queue_id).offset_at(timestamp_ms)
+
+    def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
+        from stratalog.kernels.columns import decode_arrow
+
+        queue = self._tier.queue(part.topic, part.queue_id)
+        end = part.first + part.count
+        for chunk in queue.chunks(part.first, count=part.count, size_first=BATCH_SIZE):
+            log = (np.array([chunk.address], np.int64), chunk.data_offset, max(1, len(chunk.data)))
+            units = memoryview(chunk.exact_units())[: (end - chunk.first_queue_offset) * UNIT.size]
+            for piece in cut(units):
+                yield decode_arrow(piece, log, list(columns), topic=part.topic, broker_name=queue.broker)
+            if chunk.end_queue_offset >= end:
+                return
+
+
+def cut(units: memoryview) -> Iterator[memoryview]:
+    """Units in pieces that make one Arrow batch each."""
+    sizes = np.frombuffer(units, UNIT.dtype)["size"].astype(np.int64)
+    sizes[sizes == FILLER_SIZE] = 0
+    ends = np.cumsum(sizes)
+    first = done = 0
+    while first < len(sizes):
+        last = max(int(np.searchsorted(ends, done + BATCH_SIZE, "right")), first + 1)
+        last = min(last, first + BATCH_ROWS_MAX)
+        yield units[first * UNIT.size : last * UNIT.size]
+        first, done = last, int(ends[last - 1])
+
+
+def open_local(path: str) -> "MessageStore":
+    """The store in a directory (or `file://` URL), read-only. Raises `NotAStore`."""
+    from stratalog.store.message_store import open_store
+
+    place = Path(local_path(path))
+    if not place.exists():
+        raise NotAStore(f"{place} does not exist; check the path")
+    return open_store(place, mode="r", message_index_enable=False)
+
+
+def local_path(path: str) -> str:
+    """A path from a path or a `file://` URL, which is what Spark makes of one now and then."""
+    scheme, separator, rest = path.partition(":")
+    return "/" + rest.lstrip("/") if separator and scheme == "file" else path
