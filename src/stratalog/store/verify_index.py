@@ -15,7 +15,7 @@ from stratalog.kernels.index import (
 from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position, slots_position
 from stratalog.layout.names import INDEX, is_index_name
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.verify import REBUILD, Chunk, Problem, VerifyReport
+from stratalog.store.verify_report import REBUILD, Chunk, Problem, VerifyReport
 
 Int64 = NDArray[np.int64]
 

@@ -21,7 +21,7 @@ from stratalog.layout.names import (
 from stratalog.layout.queue import EXTENSION_ADDRESS_MAX, FILLER_SIZE, UNIT
 from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.dispatch import QueueTable
-from stratalog.store.verify import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
+from stratalog.store.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 
