@@ -9,7 +9,7 @@ import pytest
 import stratalog
 from golden.cases import GoldenCase, golden_case, golden_names
 from stratalog.errors import IllegalMessage
-from stratalog.layout.message import Host
+from stratalog.layout.message import BODY_SIZE_MAX, Host
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message_store import MessageStore
@@ -38,6 +38,7 @@ def replay(case: GoldenCase, root: Path) -> None:
         mapped_file_size_consume_queue=conf["mappedFileSizeConsumeQueue"],
         max_hash_slot_num=conf["maxHashSlotNum"],
         max_index_num=conf["maxIndexNum"],
+        max_message_size=conf.get("maxMessageSize", BODY_SIZE_MAX),
         compatibility="5.3" if case.release.startswith("5.3") else "5.5",
     )
     answers = {answer["op"]: answer for answer in case.puts()}
@@ -63,7 +64,7 @@ def put(store: MessageStore, operation: dict[str, Any], case: GoldenCase) -> lis
         return put_batch(queue, operation, case)
     hosts = hosts_of(operation)
     receipt = queue.put_record(
-        base64.b64decode(operation["body"]),
+        base64.b64decode(operation["body"]) or bytes(operation.get("bodyZeros", 0)),
         stored_properties(operation),
         flag=operation.get("flag", 0),
         sys_flag=operation.get("sysFlag", 0),
