@@ -35,7 +35,7 @@ from stratalog.layout.properties import NAME_END_BYTE, VALUE_END_BYTE
 
 
 class EncodeStatus(IntEnum):
-    """Why `encode_batch` stopped, at the row it returns."""
+    """Why `encode_batch` stopped, behind the rows it did."""
 
     DONE = 0
     ROOM = 1
@@ -144,7 +144,7 @@ def encode_batch(
     advances; topics have at most 127 bytes. `flags_address` (int32) and `born_address` (int64, ms) are Arrow data, or 0
     for flag 0 and born now; hosts are 8 packed bytes.
 
-    Returns (row to go on with, bytes written, `EncodeStatus`). Every record leaves room for a blank behind it.
+    Returns (rows done, bytes written, `EncodeStatus`). Every record leaves room for a blank behind it.
     """
     born_host, store_host = load_i64(born_host_address), load_i64(store_host_address)
     position = dst
@@ -153,12 +153,12 @@ def encode_batch(
         body_size = load_le_i32(body_offsets_address + 4 * row + 4) - body
         properties_size = _properties_size(columns, row)
         if body_size > body_size_max or properties_size > PROPERTIES_SIZE_MAX:
-            return row, position - dst, _TOO_LARGE
+            return row - first, position - dst, _TOO_LARGE
         queue = rows_queue[row]
         topic_size = queues[queue, QUEUE_TOPIC_SIZE]
         total_size = _FIXED_SIZE + body_size + topic_size + properties_size
         if position + total_size + _BLANK_SIZE > dst + room:
-            return row, position - dst, _ROOM
+            return row - first, position - dst, _ROOM
         flag = load_le_i32(flags_address + 4 * row) if flags_address else 0
         born_timestamp = load_le_i64(born_address + 8 * row) if born_address else store_timestamp
         _write_head(
@@ -175,4 +175,4 @@ def encode_batch(
         store_i16(properties, properties_size)
         _write_properties(properties + _PROPERTIES_LENGTH_SIZE, columns, row)
         position += total_size
-    return first + count, position - dst, _DONE
+    return count, position - dst, _DONE

@@ -82,6 +82,22 @@ copy = cast(Callable[[int, int, int], None], intrinsic(_copy))
 """`copy(dst, src, size)`: memcpy; the two must not overlap."""
 
 
+def _prefetch(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, i32 = _I8.as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for_reading, keep, of_data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+        builder.call(function, [builder.inttoptr(args[0], pointer), for_reading, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+prefetch = cast(Callable[[int], None], intrinsic(_prefetch))
+"""Bring the cache line of an address in; harmless at any address, even one that is not mapped."""
+
+
 def _match_block(typingctx: Any, address: Any, byte: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         block = builder.load(builder.inttoptr(args[0], _BYTES.as_pointer()))

@@ -54,7 +54,8 @@ _BLANK, _BAD_MAGIC, _BAD_SIZE = int(ScanStatus.BLANK), int(ScanStatus.BAD_MAGIC)
 _BAD_BODY_SIZE, _BAD_LENGTHS = int(ScanStatus.BAD_BODY_SIZE), int(ScanStatus.BAD_LENGTHS)
 _BAD_OFFSET, _BAD_CRC = int(ScanStatus.BAD_OFFSET), int(ScanStatus.BAD_CRC)
 _END, _FULL = int(ScanStatus.END), int(ScanStatus.FULL)
-_WHOLE = -1
+WHOLE = -1
+"""What `check_record` says of a whole record."""
 
 _TOTAL_SIZE = HEAD.position("total_size")
 _BODY_CRC = HEAD.position("body_crc")
@@ -64,8 +65,8 @@ _BLANK_SIZE, _BLANK_MAGIC = BLANK.size, BLANK.position("magic")
 
 
 @part
-def _check_record(address: int, position: int, end: int, base_offset: int, verify: bool) -> int:
-    """What stands at `position`: _WHOLE, or the status that stops a scan."""
+def check_record(address: int, position: int, end: int, base_offset: int, verify: bool) -> int:
+    """What stands at `position`: WHOLE, or the status that stops a scan. Reads nothing outside [position, end)."""
     record, left = address + position, end - position
     if left >= _BLANK_SIZE and load_i32(record + _BLANK_MAGIC) == MAGIC_BLANK:
         return _BLANK
@@ -97,7 +98,7 @@ def _check_record(address: int, position: int, end: int, base_offset: int, verif
         crc = body_crc(record + body_size_at + BODY_SIZE_SIZE, body_size)
         if crc != load_u32(record + _BODY_CRC):
             return _BAD_CRC
-    return _WHOLE
+    return WHOLE
 
 
 @kernel
@@ -118,8 +119,8 @@ def scan(
     """
     position, count = begin, 0
     while True:
-        status = _check_record(address, position, end, base_offset, verify)
-        if status != _WHOLE:
+        status = check_record(address, position, end, base_offset, verify)
+        if status != WHOLE:
             return count, position, status
         if count == positions.size:
             return count, position, _FULL
@@ -140,6 +141,6 @@ def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
         magic = load_i32(address + position + MAGIC)
         if magic != MAGIC_V1 and magic != MAGIC_V2:
             continue
-        if _check_record(address, position, end, base_offset, True) == _WHOLE:
+        if check_record(address, position, end, base_offset, True) == WHOLE:
             return position
     return -1

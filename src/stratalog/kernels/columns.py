@@ -1,0 +1,223 @@
+"""Units of a queue to Arrow columns: one pass finds every value, a second one copies the variable-sized ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stratalog.errors import ConfigurationError
+from stratalog.kernels.jit import kernel, part
+from stratalog.kernels.log import place_of
+from stratalog.kernels.memory import copy, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
+from stratalog.kernels.queue_table import Int64Array
+from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of
+from stratalog.kernels.scan import WHOLE, check_record
+from stratalog.layout.columns import ARROW_SCHEMA, COLUMNS
+from stratalog.layout.message import HEAD, HEADS, HOST_V4, Host
+from stratalog.layout.queue import UNIT
+from stratalog.layout.sysflag import SysFlag
+
+_UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
+_TOTAL_SIZE = HEAD.position("total_size")
+_BORN_HOST, _STORE_HOST = HEAD.position("born_address"), HEAD.position("store_address")
+_HOST_SIZE = HOST_V4.size
+
+_FIXED_POSITION, _FIXED_BORN, _FIXED_STORE, _FIXED_KIND, _FIXED_OUT = range(5)
+_KIND_I32, _KIND_I64, _KIND_TIME = range(3)
+_VALUE_KIND, _VALUE_SOURCES, _VALUE_ENDS = range(3)
+_VALUE_KINDS = ("body", "properties", "tags", "keys", "uniqueKey", "bornHost", "storeHost")
+_NAMED = frozenset({"tags", "keys", "uniqueKey"})
+_HOSTS = frozenset({"bornHost", "storeHost"})
+
+_US_PER_MS = 1000
+_MS_MAX = (2**63 - 1) // _US_PER_MS
+_ARROW_SIZE_MAX = 2**31 - 1
+
+
+@part
+def _decode_fixed(record: int, born: int, store: int, row: int, fixed: Int64Array) -> None:
+    for field in range(fixed.shape[0]):
+        at = record + fixed[field, _FIXED_POSITION]
+        at += born * fixed[field, _FIXED_BORN] + store * fixed[field, _FIXED_STORE]
+        kind, out = fixed[field, _FIXED_KIND], fixed[field, _FIXED_OUT]
+        if kind == _KIND_I32:
+            store_le_i32(out + 4 * row, load_i32(at))
+        elif kind == _KIND_I64:
+            store_le_i64(out + 8 * row, load_i64(at))
+        else:
+            store_le_i64(out + 8 * row, min(max(load_i64(at), -_MS_MAX), _MS_MAX) * _US_PER_MS)
+
+
+@part
+def _decode_values(record: int, born: int, store: int, row: int, values: Int64Array, named: bool) -> bool:
+    """Address and end of each wanted value; false when a column would outgrow Arrow's 32-bit offsets."""
+    body, body_size = body_of(record)
+    begin, end = properties_of(record)
+    tags, tags_size, keys, keys_size, unique, unique_size = begin, 0, begin, 0, begin, 0
+    if named:
+        tags, tags_size, keys, keys_size, unique, unique_size, _, _ = named_values(begin, end)
+    # In the order of _VALUE_KINDS.
+    sources = (body, begin, tags, keys, unique, record + _BORN_HOST, record + _STORE_HOST + born)
+    sizes = (body_size, end - begin, tags_size, keys_size, unique_size, _HOST_SIZE + born, _HOST_SIZE + store)
+    for value in range(values.shape[0]):
+        kind, ends = values[value, _VALUE_KIND], values[value, _VALUE_ENDS] + 4 * row
+        value_end = load_le_i32(ends) + sizes[kind]
+        if value_end > _ARROW_SIZE_MAX:
+            return False
+        store_le_i64(values[value, _VALUE_SOURCES] + 8 * row, sources[kind])
+        store_le_i32(ends + 4, value_end)
+    return True
+
+
+@kernel
+def locate(
+    units_address: int,
+    count: int,
+    addresses: Int64Array,
+    first_offset: int,
+    file_size: int,
+    fixed: Int64Array,
+    values: Int64Array,
+    named: bool,
+) -> tuple[int, int]:
+    """First pass: decode fixed-size fields and find the variable-sized values of the records of `count` units.
+
+    Filler units and units whose record is not there (or not whole) give no row. `fixed` has a row per wanted field:
+    position in a head, whether the born and the store host move it, kind, address of the values. `values` has a row per
+    wanted value: kind, address of the source addresses (int64), address of the Arrow offsets (the first one set).
+    `named` says that properties have to be looked into. Returns (rows, units done).
+    """
+    row = 0
+    for i in range(count):
+        unit = units_address + _UNIT_SIZE * i
+        size = load_i32(unit + _UNIT_RECORD_SIZE)
+        offset = load_i64(unit + _UNIT_OFFSET)
+        file, position = place_of(addresses, first_offset, file_size, offset, size)
+        if file == 0 or check_record(file, position, position + size, -1, False) != WHOLE:
+            continue
+        record = file + position
+        if load_i32(record + _TOTAL_SIZE) != size:
+            continue
+        sys_flag = load_i32(record + SYS_FLAG)
+        born = born_extra(sys_flag)
+        store = hosts_extra(sys_flag) - born
+        if not _decode_values(record, born, store, row, values, named):
+            return row, i
+        _decode_fixed(record, born, store, row, fixed)
+        row += 1
+    return row, count
+
+
+@kernel
+def copy_values(sources_address: int, ends_address: int, count: int, data_address: int) -> None:
+    """Second pass: bring the values of one column together."""
+    begin = load_le_i32(ends_address)
+    for row in range(count):
+        end = load_le_i32(ends_address + 4 * row + 4)
+        if end > begin:
+            copy(data_address + begin, load_le_i64(sources_address + 8 * row), end - begin)
+        begin = end
+
+
+def _moves_with(field: str, flag: SysFlag) -> bool:
+    return HEADS[int(flag)].position(field) != HEAD.position(field)
+
+
+def _fixed_row(name: str, out: Any) -> list[int]:
+    field = next(column.head_field for column in COLUMNS if column.name == name)
+    kind = {pa.int32(): _KIND_I32, pa.int64(): _KIND_I64}.get(ARROW_SCHEMA.field(name).type, _KIND_TIME)
+    born, store = _moves_with(field, SysFlag.BORN_HOST_V6), _moves_with(field, SysFlag.STORE_HOST_V6)
+    return [HEAD.position(field), born, store, kind, out.address]
+
+
+def _table(rows: list[list[int]], width: int) -> Int64Array:
+    return np.array(rows, np.int64).reshape(len(rows), width)
+
+
+class _Decoder:
+    """Buffers of the wanted columns, filled by the two passes. Buffers come from Arrow's pool, which reuses pages."""
+
+    def __init__(self, columns: Sequence[str], count: int) -> None:
+        wanted = set(columns)
+        fixed = [column.name for column in COLUMNS if column.head_field and column.name in wanted]
+        variable = [name for name in _VALUE_KINDS if name in wanted]
+        widths = {name: ARROW_SCHEMA.field(name).type.bit_width // 8 for name in fixed}
+        self.fixed = {name: pa.allocate_buffer(max(1, count * widths[name])) for name in fixed}
+        self.sources = {name: np.empty(count, np.int64) for name in variable}
+        self.ends = {name: np.zeros(count + 1, np.int32) for name in variable}
+        self.fixed_table = _table([_fixed_row(name, out) for name, out in self.fixed.items()], _FIXED_OUT + 1)
+        values = [
+            [_VALUE_KINDS.index(name), self.sources[name].ctypes.data, self.ends[name].ctypes.data] for name in variable
+        ]
+        self.values_table = _table(values, _VALUE_ENDS + 1)
+        self.named = bool(_NAMED & wanted)
+
+    def array(self, name: str, rows: int, topic: str, broker_name: str) -> pa.Array:
+        kind = ARROW_SCHEMA.field(name).type
+        if name in self.fixed:
+            return pa.Array.from_buffers(kind, rows, [None, self.fixed[name]])
+        if name in self.ends:
+            return self._variable(name, rows, kind)
+        return pa.repeat(pa.scalar({"topic": topic, "brokerName": broker_name}[name], kind), rows)
+
+    def _variable(self, name: str, rows: int, kind: pa.DataType) -> pa.Array:
+        ends = self.ends[name][: rows + 1]
+        data = pa.allocate_buffer(int(ends[rows]))
+        copy_values(self.sources[name].ctypes.data, ends.ctypes.data, rows, data.address)
+        validity, null_count = None, 0
+        if name in _NAMED:
+            present = ends[1:] != ends[:-1]
+            null_count = rows - int(np.count_nonzero(present))
+            validity = pa.py_buffer(np.packbits(present, bitorder="little")) if null_count else None
+        values = pa.Array.from_buffers(pa.binary(), rows, [validity, pa.py_buffer(ends), data], null_count)
+        if name in _HOSTS:
+            return _host_texts(values)
+        return values if kind == pa.binary() else _texts(values)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """As strings; malformed UTF-8, which upstream stores as it comes, is replaced."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+def _host_texts(packed: pa.Array) -> pa.Array:
+    """A batch holds few different hosts: each is formatted once."""
+    encoded = packed.dictionary_encode()
+    texts = pa.array([str(Host.unpack(host)) for host in encoded.dictionary.to_pylist()], pa.string())
+    return texts.take(encoded.indices)
+
+
+def decode_arrow(
+    units: bytes | memoryview,
+    log: tuple[Int64Array, int, int],
+    columns: Sequence[str],
+    *,
+    topic: str,
+    broker_name: str,
+) -> pa.RecordBatch:
+    """The messages that ConsumeQueue units point at, as a batch of the asked columns (names of `ARROW_SCHEMA`).
+
+    `log` is (addresses of the files, log offset of the first, file size). Units without a record give no row, so the
+    batch may be shorter than the units. The batch owns its memory. Raises `ConfigurationError` for an unknown column
+    and `ValueError` when a column would hold 2 GiB: decode fewer units at a time.
+    """
+    unknown = [name for name in columns if name not in ARROW_SCHEMA.names]
+    if unknown:
+        raise ConfigurationError(
+            f"no column {', '.join(map(repr, unknown))}; there are {', '.join(ARROW_SCHEMA.names)}"
+        )
+    source = np.frombuffer(units, np.uint8)
+    count = source.size // _UNIT_SIZE
+    decoder = _Decoder(columns, count)
+    rows, done = locate(
+        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named
+    )  # fmt: skip
+    if done < count:
+        raise ValueError(f"{count} units hold more than 2 GiB in one column: decode at most {done} at a time")
+    arrays = [decoder.array(name, rows, topic, broker_name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([ARROW_SCHEMA.field(name) for name in columns]))
