@@ -14,7 +14,7 @@ from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message_store import MessageStore
 
-FAMILIES = ("plain-", "boundary-", "index-5", "batch-", "ipv6", "edge", "retry-dlq", "delay")
+FAMILIES = ("plain-", "boundary-", "index-5", "batch-", "ipv6", "retry-dlq", "delay")
 CASES = [name for name in golden_names("local") if name.removeprefix("local/").startswith(FAMILIES)]
 
 
@@ -48,10 +48,6 @@ def replay(case: GoldenCase, root: Path) -> None:
                 continue
             answer = answers[number]
             clock.now_ms = answer.get("storeTimestamp") or clock.now_ms
-            if answer["status"] != "PUT_OK":
-                with pytest.raises(IllegalMessage):
-                    put(store, operation, case)
-                continue
             receipts = put(store, operation, case)
             assert receipts[0].commit_log_offset == answer["commitLogOffset"]
             assert receipts[0].queue_offset == answer["queueOffset"]
@@ -125,6 +121,22 @@ def test_the_same_puts_at_the_same_times_make_the_same_bytes(name: str, tmp_path
     index_files = [data for path, data in sorted(theirs.items()) if path.split("/")[0] == INDEX]
     our_index = [ours[path].read_bytes() for path in sorted(ours) if path.split("/")[0] == INDEX]
     assert our_index == index_files
+
+
+def test_puts_that_rocketmq_refuses_are_refused_and_write_nothing(tmp_path: Path) -> None:
+    case = golden_case("local/edge")
+    answers = {answer["op"]: answer for answer in case.puts()}
+    refused = [
+        op for number, op in enumerate(case.plan()) if answers.get(number, {}).get("status", "PUT_OK") != "PUT_OK"
+    ]
+    assert len(refused) == 2
+    limit = case.about["conf"]["maxMessageSize"]
+    sizes = {"mapped_file_size_commit_log": 1 << 18, "max_hash_slot_num": 100, "max_index_num": 400}
+    with stratalog.open(tmp_path / "store", max_message_size=limit, **sizes) as store:
+        for operation in refused:
+            with pytest.raises(IllegalMessage, match="limit"):
+                put(store, operation, case)
+        assert store.log.end_offset == 0
 
 
 def test_the_required_cases_are_all_there() -> None:
