@@ -69,9 +69,9 @@ class FlatFile:
         while offset < end:
             if not 0 <= number < len(self._segments) or not self._contains(number, offset):
                 raise CorruptData(
-                    f"no segment holds byte {offset} of this flat file, which has [{self.min_offset}, {self.end_offset}); "
-                    "restore the missing segment, or expire the queue up to it",
-                    path=self._path_of(self._bases[max(0, min(number, len(self._bases) - 1))]) if self._bases else "",
+                    f"no segment holds byte {offset} of this flat file, which spans [{self.min_offset}, "
+                    f"{self.end_offset}); restore the missing segment, or expire the queue up to it",
+                    path=self.place(offset)[0],
                 )
             segment = self._segments[number]
             stop = min(end, segment.end_offset)

@@ -145,10 +145,11 @@ def encode_metadata(state: TierState, *, now_ms: int, release: Release = "5.5") 
             "maxOffset": -1,
             "updateTimestamp": now_ms,
         }
-    path = flat_file_path(state.broker, INDEX_TOPIC, 0)
-    tables[_TABLES[SegmentType.INDEX]][path] = {
-        segment.base_offset: _file_record(path, SegmentType.INDEX, segment, now_ms) for segment in state.index_segments
-    }
+    if state.index_segments:
+        path = flat_file_path(state.broker, INDEX_TOPIC, 0)
+        tables[_TABLES[SegmentType.INDEX]][path] = {
+            index.base_offset: _file_record(path, SegmentType.INDEX, index, now_ms) for index in state.index_segments
+        }
     topics = {
         name: {
             "topicId": topic.topic_id,

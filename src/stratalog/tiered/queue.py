@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -127,11 +127,12 @@ class TieredQueue:
         import numpy as np
 
         from stratalog.kernels.columns import decode_arrow
-        from stratalog.layout.columns import COLUMNS
+        from stratalog.layout.columns import ARROW_SCHEMA
 
         units, size, start = (chunk.exact_units(), len(chunk.data), chunk.data_offset) if chunk else (b"", 1, 0)
         log = (np.array([chunk.address if chunk else 0], np.int64), start, max(1, size))
-        return decode_arrow(units, log, columns or COLUMNS, topic=self.topic, broker_name=self.broker)
+        names = ARROW_SCHEMA.names if columns is None else columns
+        return decode_arrow(units, log, names, topic=self.topic, broker_name=self.broker)
 
     def get(self, offset: int) -> GetResult:
         """One message by its queue offset, with two reads, or why there is none (MessageStoreFetcherImpl)."""
@@ -164,6 +165,15 @@ class TieredQueue:
         if not self.state.consume_queue or self.min_offset >= self.max_offset:
             return None
         return self._store_timestamp(self.min_offset)
+
+    def store_timestamp_at(self, commit_log_offset: int) -> int:
+        """Store time (ms) of the record at a log offset that a unit names, with one read. Raises `CorruptData`."""
+        left = self.log.contiguous_from(commit_log_offset)[1] - commit_log_offset
+        head = _head(self.log.read(commit_log_offset, min(left, _HEAD_SIZE_MAX)))
+        if head is None:
+            path, position = self.log.place(commit_log_offset)
+            raise CorruptData("no message record begins here; restore the segment", path=path, position=position)
+        return int(head.store_timestamp)
 
     def message_at_log_offset(self, commit_log_offset: int, size: int) -> Message | None:
         """The record that an index item points to, with one read; None outside the log. Raises `CorruptData`."""
@@ -251,8 +261,14 @@ class TieredQueue:
         unit = UNIT.unpack(self._units.read(queue_offset * UNIT_SIZE, UNIT_SIZE))
         size = min(unit.size, _HEAD_SIZE_MAX)
         if size >= HEAD.size and self.log.holds(unit.commit_log_offset, size):
-            data = self.log.read(unit.commit_log_offset, size)
-            head = HEAD.unpack(data)
-            if head.magic in (MAGIC_V1, MAGIC_V2) and head.queue_offset == queue_offset:
-                return int(HEADS[head.sys_flag & HOSTS_MASK].unpack(data).store_timestamp)
+            head = _head(self.log.read(unit.commit_log_offset, size))
+            if head is not None and head.queue_offset == queue_offset:
+                return int(head.store_timestamp)
         return next(self._decode(self._chunks.fetch(queue_offset, 1))).store_timestamp
+
+
+def _head(data: bytes) -> Any:
+    """Head of the record that these bytes begin; None when it is no record's."""
+    head = HEAD.unpack(data)
+    layout = HEADS[head.sys_flag & HOSTS_MASK]
+    return layout.unpack(data) if head.magic in (MAGIC_V1, MAGIC_V2) and len(data) >= layout.size else None
