@@ -90,7 +90,7 @@ class CommitLog:
         del self._files[keep:]
         if self._files:
             tail = end_offset - self.first_offset - (keep - 1) * self.file_size
-            if _zero_behind(self._files[-1], tail):
+            if not self._disk.read_only and _zero_behind(self._files[-1], tail):
                 self._files[-1].sync()
         self.end_offset = self.durable_offset = end_offset
         if self._files:
@@ -112,7 +112,11 @@ class CommitLog:
             raise self._failure
         position = self.end_offset - self.base
         if self.limit < 0 or position + total_size > self.limit:
-            self._roll()
+            try:
+                self._roll()
+            except OSError as error:
+                self.fail(failed(f"new file in {self.directory}", error))
+                raise self._failure or error from error
             position = 0
         return position
 
@@ -246,8 +250,9 @@ def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
 def _zero_behind(file: MappedFile, position: int, chunk: int = 1 << 20) -> bool:
     """Zero the bytes behind `position` where they are not zero yet; returns whether there were any."""
     found = False
-    for start in range(position, file.size, chunk):
-        piece = file.view[start : start + chunk]
+    end = file.data_end
+    for start in range(position, end, chunk):
+        piece = file.view[start : min(end, start + chunk)]
         if piece.any():
             piece[:] = 0
             found = True

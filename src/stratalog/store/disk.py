@@ -9,6 +9,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
 
 FILE_MODE = 0o644
+_held: set[str] = set()
+_held_lock = threading.Lock()
 DIRECTORY_MODE = 0o755
 
 
@@ -30,11 +33,12 @@ class MappedFile:
     stores durable: fdatasync on the descriptor writes the same dirty pages as msync, but releases the interpreter lock.
     """
 
-    __slots__ = ("_fd", "_view", "address", "map", "path", "size")
+    __slots__ = ("_data_end", "_fd", "_view", "address", "map", "path", "size")
 
-    def __init__(self, path: Path, fd: int, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, fd: int, mapping: mmap.mmap, *, data_end: int | None = None) -> None:
         self.path = path
         self._fd = fd
+        self._data_end = len(mapping) if data_end is None else data_end
         self.map = mapping
         self.size = len(mapping)
         self._view = np.frombuffer(mapping, np.uint8)
@@ -48,6 +52,12 @@ class MappedFile:
     def sync(self) -> None:
         if self._fd >= 0:
             os.fdatasync(self._fd)
+
+    @property
+    def data_end(self) -> int:
+        """Position behind which nothing was ever written: a hole, or blocks that are reserved only. Zeros there cost no
+        look, and no page cache."""
+        return self._data_end if self._fd < 0 else data_end(self._fd, self.size)
 
     def close(self) -> None:
         """Unmap. Memory that something else still borrows is freed with that."""
@@ -199,8 +209,24 @@ class Disk:
     def lock(self, path: Path) -> Callable[[], None]:
         """Take the store's lock as upstream does (byte 0 of the lock file); returns what releases it.
 
-        Raises `StoreLocked` when another process holds it.
+        Raises `StoreLocked` when another process, or another store object of this one, holds it. (The kernel's lock is
+        the process's, and closing any descriptor of the file drops it: hence the list of what this process holds.)
         """
+        held = os.path.realpath(path)
+        with _held_lock:
+            if held in _held:
+                raise StoreLocked(f"{path.parent} is already open for writing in this process: use that store object")
+            release = self._lock(path)
+            _held.add(held)
+
+        def let_go() -> None:
+            with _held_lock:
+                _held.discard(held)
+                release()
+
+        return let_go
+
+    def _lock(self, path: Path) -> Callable[[], None]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -263,9 +289,9 @@ class PrivateDisk(Disk):
             fd = os.open(path, os.O_RDONLY)
             try:
                 mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                self._mapped[path] = MappedFile(path, -1, mapping, data_end=data_end(fd, len(mapping)))
             finally:
                 os.close(fd)
-            self._mapped[path] = MappedFile(path, -1, mapping)
         return self._mapped[path]
 
     def open(self, path: Path) -> OpenFile:
@@ -292,6 +318,17 @@ class PrivateDisk(Disk):
 
     def lock(self, path: Path) -> Callable[[], None]:
         return lambda: None
+
+
+def data_end(fd: int, size: int) -> int:
+    """End of a file's last piece of data (`size` where the file system cannot tell)."""
+    end = 0
+    try:
+        while end < size:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+    except OSError as error:
+        return end if error.errno == errno.ENXIO else size
+    return size
 
 
 def failed(what: str, error: OSError) -> StoreFailed:

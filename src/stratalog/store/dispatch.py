@@ -123,8 +123,13 @@ class Dispatcher:
         if self.progress.offset >= limit:
             return
         with self._lock:
-            while self.progress.offset < limit:
-                self._dispatch_chunk(limit)
+            try:
+                while self.progress.offset < limit:
+                    self._dispatch_chunk(limit)
+            except BaseException:
+                for row, queue in enumerate(self._by_row):  # what was not written is done again
+                    self._table.rows[row][QUEUE_NEXT_OFFSET] = queue.end_offset
+                raise
 
     def skip(self, commit_log_offset: int) -> None:
         """Go on at a later record: what lies between is damaged and was reported."""

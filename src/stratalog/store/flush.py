@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from stratalog.errors import StoreFailed
 from stratalog.store.commit_log import CommitLog
 
 
@@ -115,12 +116,16 @@ def _set_all(futures: list["asyncio.Future[None]"], failure: BaseException | Non
 
 
 class Periodic:
-    """Runs a function every `interval_ms` on a daemon thread until closed; the first failure ends it."""
+    """Runs a function every `interval_ms` on a daemon thread until closed or until it raises `StoreFailed`.
+
+    Other errors (a full disk) are tried again at the next turn; `failure` holds the newest.
+    """
 
     def __init__(self, name: str, interval_ms: int, work: Callable[[], None]) -> None:
         self._work = work
         self._interval = interval_ms / 1000
         self._stop = threading.Event()
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -128,8 +133,11 @@ class Periodic:
         while not self._stop.wait(self._interval):
             try:
                 self._work()
-            except Exception:  # noqa: BLE001 - the store has recorded why and tells every caller
+                self.failure = None
+            except StoreFailed:
                 return
+            except Exception as error:  # noqa: BLE001 - top of the thread
+                self.failure = error
 
     def close(self) -> None:
         self._stop.set()

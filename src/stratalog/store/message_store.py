@@ -1,5 +1,7 @@
 """The store: what `stratalog.open` returns."""
 
+import contextlib
+import errno
 import os
 import threading
 import time
@@ -9,13 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, NotAStore, StoreFailed
+from stratalog.errors import ConfigurationError, CorruptData, DiskFull, NotAStore, StoreFailed
 from stratalog.layout import names
 from stratalog.layout.message import Host
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.commit_log import CommitLog, log_file_size
 from stratalog.store.consume_queue import ConsumeQueue
-from stratalog.store.disk import ClockNs, Disk, PrivateDisk
+from stratalog.store.disk import ClockNs, Disk, PrivateDisk, failed
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
 from stratalog.store.index_file import HITS_MAX, Index
@@ -44,6 +46,7 @@ class MessageStore:
         self.shapes: dict[tuple[Any, ...], Any] = {}
         self._disk = disk
         self._closed = False
+        self._checkpointed = -1
         self._release: Callable[[], None] | None = None
         self._queues: dict[tuple[str, int], Queue] = {}
         self._queues_lock = threading.Lock()
@@ -112,6 +115,7 @@ class MessageStore:
                 self._flush_all()
                 if self.index:
                     self.index.close()
+                self._checkpointed = -1
                 self._store_checkpoint()
                 self._disk.remove(self.root / names.ABORT)
         finally:
@@ -241,9 +245,25 @@ class MessageStore:
             self.commit.wait(self.log.end_offset)
 
     def dispatch(self) -> None:
-        """Bring queues and index up to date: under sync flush with what is durable, else with what is put."""
+        """Bring queues and index up to date: under sync flush with what is durable, else with what is put.
+
+        Raises `DiskFull`, `StoreFailed`; what could not be written is done again at the next call.
+        """
         log = self.log
-        self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
+        try:
+            self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    f"{self.root}: no room for queue units; free space on that disk. The messages are safe in the log "
+                    "and appear in their queues then"
+                ) from error
+            raise failed(f"queues of {self.root}", error) from error
+
+    def catch_up(self) -> None:
+        """Dispatch for a reader: on a full disk what is in the queues already can still be read."""
+        with contextlib.suppress(DiskFull):
+            self.dispatch()
 
     def _flush_all(self) -> None:
         """Log, then what is derived from it, then the checkpoint that vouches for both."""
@@ -254,8 +274,9 @@ class MessageStore:
 
     def _store_checkpoint(self) -> None:
         progress = self._dispatcher.progress
-        if self._disk.read_only or progress.offset > self.log.durable_offset:
+        if self._disk.read_only or not self._checkpointed < progress.offset <= self.log.durable_offset:
             return
+        self._checkpointed = progress.offset
         Checkpoint(
             physic_msg_timestamp=progress.last_store_timestamp,
             logics_msg_timestamp=progress.last_store_timestamp,
@@ -272,8 +293,8 @@ class MessageStore:
 
     def queues(self) -> list[tuple[str, int]]:
         """(topic, queue id) of every queue that has or had messages."""
-        self.dispatch()
-        return sorted(key for key, queue in self._dispatcher.queues.items() if queue.end_offset)
+        self.catch_up()
+        return sorted(key for key, queue in list(self._dispatcher.queues.items()) if queue.end_offset)
 
     def topics(self) -> list[str]:
         return sorted({topic for topic, _ in self.queues()})
@@ -300,7 +321,7 @@ class MessageStore:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         if self.index is None:
             raise ConfigurationError("this store was opened with message_index_enable=False: it cannot look up keys")
-        self.dispatch()
+        self.catch_up()
         return dict.fromkeys(self.index.offsets(topic, key, begin=begin, end=end))
 
     def read_arrow(

@@ -287,18 +287,18 @@ class Queue:
     @property
     def max_offset(self) -> int:
         """Queue offset behind the newest readable message."""
-        self.store.dispatch()
+        self.store.catch_up()
         return self.store.units_of(self).end_offset
 
     @property
     def min_offset(self) -> int:
         """Queue offset of the oldest message still there."""
-        self.store.dispatch()
+        self.store.catch_up()
         return self.store.units_of(self).min_offset(self._log.first_offset)
 
     def units(self, first: int, count: int) -> bytes:
         """Raw 20-byte ConsumeQueue units [first, first + count), cut at `max_offset`."""
-        self.store.dispatch()
+        self.store.catch_up()
         return self.store.units_of(self).units(first, count)
 
     def read(self, first: int | None = None, *, count: int | None = None, follow: bool = False) -> Iterator[Message]:

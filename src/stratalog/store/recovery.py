@@ -158,7 +158,7 @@ def _next_record(log: CommitLog, offset: int) -> int | None:
     number = (offset - log.first_offset) // log.file_size
     for other in log.files[number:]:
         base = int(other.path.name)
-        found = find_record(other.address, position + 1 if other is file else 0, other.size, base)
+        found = find_record(other.address, position + 1 if other is file else 0, other.data_end, base)
         if found >= 0:
             return int(base + found)
     return None
