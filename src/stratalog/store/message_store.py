@@ -177,7 +177,7 @@ class MessageStore:
 
     def put_many(
         self, topic: str, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, queue_id: int = 0
-    ) -> list[Receipt]:
+    ) -> Sequence[Receipt]:
         """Append several messages to one queue with one lock and one flush wait, see `Queue.put_many`."""
         return self.queue(topic, queue_id).put_many(bodies, properties)
 
@@ -189,9 +189,9 @@ class MessageStore:
         flags: Sequence[int] | None,
         born_timestamp: int,
         born_host: Host | None,
-    ) -> list[Receipt]:
+    ) -> Sequence[Receipt]:
         """What `Queue.put_many` does, without the flush wait."""
-        from stratalog.store.bulk import put_list
+        from stratalog.store.lists import put_list
 
         return put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
 
@@ -218,7 +218,7 @@ class MessageStore:
         list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
         know becomes a property of its name. Raises `IllegalMessage` before anything of a batch is written.
         """
-        from stratalog.store.bulk import append_batch
+        from stratalog.store.arrow import append_batch
 
         ranges: dict[tuple[str, int], range] = {}
         for piece in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
@@ -328,7 +328,7 @@ class MessageStore:
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
         """What `Queue.read_arrow` does."""
-        from stratalog.store.bulk import read_arrow
+        from stratalog.store.arrow import read_arrow
 
         return read_arrow(self, queue, first, count, columns)
 

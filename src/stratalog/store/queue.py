@@ -107,6 +107,7 @@ class Queue:
         self._born = packed_host
         self._rest = packed_host.ljust(HEAD.position("body_size") - HEAD.position("store_address"), b"\0")
         self._name = TOPIC_LENGTH_V1.pack(len(name)) + name if len(name) <= TOPIC_CHARS_MAX_V1 else b""
+        self.list_writer: Any = None
         self.is_plain = bool(self._name) and not self.host.is_v6
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], _Shape] = store.shapes
@@ -267,7 +268,7 @@ class Queue:
         flags: Sequence[int] | None = None,
         born_timestamp: int = 0,
         born_host: Host | None = None,
-    ) -> list[Receipt]:
+    ) -> Sequence[Receipt]:
         """Append several messages with one lock and one flush wait; `properties` are encoded, one for all or one each.
 
         Like a client batch they share one store time and stand together in one file. All or nothing.

@@ -1,6 +1,6 @@
-"""Bulk ways in and out of a store: lists and Arrow batches, through the kernels."""
+"""Arrow batches in and out of a store, through the kernels."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END_BYTE, TAGS, UNIQUE_KEY
-from stratalog.store.queue import Queue, Receipt
+from stratalog.store.queue import Queue
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -50,7 +50,6 @@ class _Rows:
         self.columns = np.zeros((0, 4), np.int64)
         self.flags: NDArray[np.int32] | None = None
         self.born: NDArray[np.int64] | None = None
-        self.born_host = b""
         self.properties_sizes = np.zeros(count, np.int64)
 
     def add_property(self, name: bytes, offsets: NDArray[np.int32], data: Any) -> None:
@@ -75,9 +74,6 @@ class _Rows:
                 row = int(values.argmax())
                 raise IllegalMessage(f"row {row}: {what} of {int(values[row]):,} bytes, the limit is {limit:,}")
 
-    def total_size(self, fixed_size: int) -> int:
-        return int(self.body_offsets[-1] - self.body_offsets[0] + self.properties_sizes.sum()) + fixed_size * self.count
-
 
 def _address(data: Any) -> int:
     if isinstance(data, pa.Buffer):
@@ -95,26 +91,22 @@ def _refuse_separators(name: bytes, data: Any, *, raw: bool) -> None:
         )
 
 
-def _write(
-    store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue], *, together: bool
-) -> Array:
-    """Append all rows under one put lock; returns what was written where: first row, rows, log offset, store time."""
+def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue]) -> None:
+    """Append all rows under one put lock, rolling between records."""
     names = [np.frombuffer(queue.topic.encode(), np.uint8) for queue in queues]
     table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
     for row, queue, name in zip(table, queues, names, strict=True):
         row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE], row[QUEUE_ID] = name.ctypes.data, name.size, queue.queue_id
-    store_host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
-    born_host = np.frombuffer(rows.born_host, np.uint8) if rows.born_host else store_host
+    host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
     log = store.log
     fixed = max(FIXED_SIZE_V1 + name.size for name in names)
     rows.check(store.settings.max_message_size, fixed, log.file_size)
-    first, chunks = 0, []
+    first = 0
     with log.lock:
         for row, queue in zip(table, queues, strict=True):
             row[QUEUE_NEXT_OFFSET] = queue.next_offset
-        whole = rows.total_size(fixed) if together else fixed
         now = store.clock_ns() // 1_000_000
-        position = log.position_for(min(whole, log.file_size - BLANK.size))
+        log.position_for(fixed)
         while first < rows.count:
             start = log.end_offset
             file, position = log.files[-1], start - log.base
@@ -123,9 +115,8 @@ def _write(
                 rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
                 rows.flags.ctypes.data if rows.flags is not None else 0,
                 rows.born.ctypes.data if rows.born is not None else 0,
-                start, now, born_host.ctypes.data, store_host.ctypes.data, store.settings.max_message_size,
+                start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
             )  # fmt: skip
-            chunks.append((first, done, start, now))
             first += done
             for row, queue in zip(table, queues, strict=True):
                 queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
@@ -133,70 +124,6 @@ def _write(
             if status == EncodeStatus.ROOM and first < rows.count:
                 log.position_for(log.file_size - BLANK.size)
             assert status != EncodeStatus.TOO_LARGE, "checked above"
-    return np.array(chunks, np.int64)
-
-
-def put_list(
-    store: "MessageStore",
-    queue: Queue,
-    bodies: Sequence[bytes],
-    properties: bytes | Sequence[bytes],
-    flags: Sequence[int] | None,
-    born_timestamp: int,
-    born_host: Host | None,
-) -> list[Receipt]:
-    """See `Queue.put_many`."""
-    count = len(bodies)
-    if not count:
-        return []
-    if not queue.is_plain or (born_host and born_host.is_v6):
-        texts = [properties] * count if isinstance(properties, bytes) else list(properties)
-        return [
-            queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
-            for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
-        ]
-    rows = _Rows(count, _offsets_of(bodies), b"".join(bodies))
-    if isinstance(properties, bytes):
-        if properties:
-            offsets = np.arange(count + 1, dtype=np.int32) * len(properties)
-            rows.add_property(b"", offsets.astype(np.int32), properties * count)
-    elif len(properties) != count:
-        raise IllegalMessage(f"{count} bodies but {len(properties)} properties: give one each, or one for all")
-    else:
-        rows.add_property(b"", _offsets_of(properties), b"".join(properties))
-    if born_host:
-        rows.born_host = born_host.packed()
-    if flags is not None:
-        rows.flags = np.array(flags, np.int32)
-    if born_timestamp:
-        rows.born = np.full(count, born_timestamp, np.int64)
-    chunks = _write(store, rows, np.zeros(count, np.int32), [queue], together=True)
-    first_offset = queue.next_offset - count
-    sizes = np.diff(rows.body_offsets) + rows.properties_sizes + queue.fixed_size
-    return _receipts(queue, chunks.tolist(), sizes, first_offset)
-
-
-def _receipts(queue: Queue, chunks: list[list[int]], sizes: Array, first_offset: int) -> list[Receipt]:
-    receipts = []
-    for first, done, start, now in chunks:
-        part = sizes[first : first + done]
-        starts = (start + np.cumsum(part) - part).tolist()
-        receipts += [
-            Receipt(first_offset + first + number, offset, size, now, queue.host)
-            for number, (offset, size) in enumerate(zip(starts, part.tolist(), strict=True))
-        ]
-    return receipts
-
-
-def _offsets_of(pieces: Sequence[bytes]) -> NDArray[np.int32]:
-    offsets = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=offsets[1:])
-    if offsets[-1] >= 1 << 31:
-        raise IllegalMessage("more than 2 GiB in one call: put in smaller lists")
-    return offsets.astype(np.int32)
-
-
-# -- Arrow ---------------------------------------------------------------------------------------------------------
 
 
 def append_batch(
@@ -214,7 +141,7 @@ def append_batch(
     for first in range(0, batch.num_rows, CHUNK_ROWS):
         piece = batch.slice(first, CHUNK_ROWS)
         part = np.ascontiguousarray(rows_queue[first : first + CHUNK_ROWS])
-        _write(store, _rows_of(piece), part, queues, together=False)
+        _write(store, _rows_of(piece), part, queues)
         counts = np.bincount(part, minlength=len(queues)).tolist()
         for queue, count in zip(queues, counts, strict=True):
             end = queue.next_offset

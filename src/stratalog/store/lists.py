@@ -1,0 +1,160 @@
+"""Putting lists: one join, one kernel call, one lock for many messages of one queue.
+
+A list of a hundred costs little more than a few single puts, so what is done once per list counts: offsets are made by
+`accumulate` into plain arrays, the kernel's tables are kept per queue, receipts are made when they are asked for.
+"""
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+import pyarrow as pa
+
+from stratalog.errors import IllegalMessage
+from stratalog.kernels.encode import (
+    COLUMN_DATA,
+    COLUMN_OFFSETS,
+    EncodeStatus,
+    encode_batch,
+)
+from stratalog.kernels.queue_table import (
+    QUEUE_FIELDS,
+    QUEUE_ID,
+    QUEUE_NEXT_OFFSET,
+    QUEUE_TOPIC_ADDRESS,
+    QUEUE_TOPIC_SIZE,
+)
+from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
+from stratalog.store.queue import Queue, Receipt
+
+if TYPE_CHECKING:
+    from stratalog.store.message_store import MessageStore
+
+_COLUMN_FIELDS = COLUMN_DATA + 1
+
+
+class Receipts(Sequence[Receipt]):
+    """The receipts of one list, each made when it is looked at. The messages stand one behind the other in the log."""
+
+    def __init__(
+        self, queue: Queue, queue_offset: int, start: int, now: int, bodies: Sequence[int], properties: Sequence[int]
+    ) -> None:
+        self._queue = queue
+        self._queue_offset = queue_offset
+        self._start = start
+        self._now = now
+        self._bodies = bodies
+        self._properties = properties
+
+    def __len__(self) -> int:
+        return len(self._bodies) - 1
+
+    def _position(self, number: int) -> int:
+        """Bytes before message `number`."""
+        return self._queue.fixed_size * number + self._bodies[number] + self._properties[number]
+
+    @overload
+    def __getitem__(self, number: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Receipt]: ...
+    def __getitem__(self, number: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        begin, end = self._position(number), self._position(number + 1)
+        return Receipt(self._queue_offset + number, self._start + begin, end - begin, self._now, self._queue.host)
+
+
+class ListWriter:
+    """What one queue needs to put lists; used with the put lock held."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._topic = np.frombuffer(queue.topic.encode(), np.uint8)
+        self._host = pa.py_buffer(queue.host.packed())
+        self._table = np.zeros((1, QUEUE_FIELDS), np.int64)
+        row = self._table[0]
+        row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE] = self._topic.ctypes.data, self._topic.size
+        row[QUEUE_ID] = queue.queue_id
+        self._columns = np.zeros((1, _COLUMN_FIELDS), np.int64)
+        self._rows_queue = np.zeros(1024, np.int32)
+
+    def write(
+        self,
+        store: "MessageStore",
+        bodies: pa.Buffer,
+        body_offsets: "array[int]",
+        properties: pa.Buffer,
+        properties_offsets: "array[int]",
+        *,
+        flags: "array[int] | None",
+        born: "array[int] | None",
+        born_host: Host | None,
+    ) -> Receipts:
+        """Append the list in one piece. Raises `IllegalMessage`, `DiskFull`, `StoreFailed`; nothing is written then."""
+        queue, log, count = self._queue, store.log, len(body_offsets) - 1
+        if count > self._rows_queue.size:
+            self._rows_queue = np.zeros(2 * count, np.int32)
+        self._columns[0, COLUMN_OFFSETS] = properties_offsets.buffer_info()[0]
+        self._columns[0, COLUMN_DATA] = properties.address
+        self._table[0, QUEUE_NEXT_OFFSET] = queue_offset = queue.next_offset
+        host = pa.py_buffer(born_host.packed()) if born_host else self._host
+        total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
+        position = log.position_for(total)
+        start, now = log.end_offset, store.clock_ns() // 1_000_000
+        done, written, status = encode_batch(
+            log.files[-1].address + position, log.file_size - position, 0, count, body_offsets.buffer_info()[0],
+            bodies.address, self._columns, self._rows_queue, self._table, flags.buffer_info()[0] if flags else 0,
+            born.buffer_info()[0] if born else 0, start, now, host.address, self._host.address,
+            store.settings.max_message_size,
+        )  # fmt: skip
+        if status != EncodeStatus.DONE:
+            log.map[position : position + written] = bytes(written)
+            body_size = body_offsets[done + 1] - body_offsets[done]
+            properties_size = properties_offsets[done + 1] - properties_offsets[done]
+            raise IllegalMessage(
+                f"message {done} of the list: a body of {body_size:,} or properties of {properties_size:,} bytes "
+                f"exceed {store.settings.max_message_size:,} or {PROPERTIES_SIZE_MAX:,}; nothing was written"
+            )
+        queue.next_offset = queue_offset + count
+        log.end_offset = start + written
+        return Receipts(queue, queue_offset, start, now, body_offsets, properties_offsets)
+
+
+def put_list(
+    store: "MessageStore",
+    queue: Queue,
+    bodies: Sequence[bytes],
+    properties: bytes | Sequence[bytes],
+    flags: Sequence[int] | None,
+    born_timestamp: int,
+    born_host: Host | None,
+) -> Sequence[Receipt]:
+    """See `Queue.put_many`."""
+    count = len(bodies)
+    texts = [properties] * count if isinstance(properties, bytes) else properties
+    if len(texts) != count or (flags is not None and len(flags) != count):
+        raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
+    try:
+        body_offsets = array("i", accumulate(map(len, bodies), initial=0))
+        properties_offsets = array("i", accumulate(map(len, texts), initial=0))
+    except OverflowError:
+        raise IllegalMessage("a list of more than 2 GiB: put it in pieces; nothing was written") from None
+    total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
+    one_piece = total + BLANK.size <= store.log.file_size
+    if not count or not queue.is_plain or (born_host and born_host.is_v6) or not one_piece:
+        return [
+            queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
+            for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
+        ]
+    joined, text = pa.py_buffer(b"".join(bodies)), pa.py_buffer(b"".join(texts))
+    with store.log.lock:
+        writer = queue.list_writer = queue.list_writer or ListWriter(queue)
+        return writer.write(
+            store, joined, body_offsets, text, properties_offsets,
+            flags=array("i", flags) if flags is not None else None,
+            born=array("q", [born_timestamp]) * count if born_timestamp else None,
+            born_host=born_host,
+        )  # fmt: skip
