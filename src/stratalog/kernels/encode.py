@@ -9,6 +9,7 @@ from stratalog.kernels.memory import (
     load_i64,
     load_le_i32,
     load_le_i64,
+    load_u8,
     store_i16,
     store_i32,
     store_i64,
@@ -60,6 +61,16 @@ _TOPIC_LENGTH_SIZE, _PROPERTIES_LENGTH_SIZE = TOPIC_LENGTH_V1.size, PROPERTIES_L
 _FIXED_SIZE, _BLANK_SIZE, _HOST_SIZE = FIXED_SIZE_V1, BLANK.size, HOST_V4.size
 _SEPARATORS = 2
 assert _HOST_SIZE == 8, "hosts are copied as one i64"
+
+
+@kernel
+def holds_separator(address: int, size: int) -> bool:
+    """Whether any byte of a run of text is one that ends a property's name or value."""
+    found = 0
+    for position in range(size):
+        byte = load_u8(address + position)
+        found |= (byte == NAME_END_BYTE) | (byte == VALUE_END_BYTE)
+    return found != 0
 
 
 @part

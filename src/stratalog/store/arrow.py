@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stratalog.errors import IllegalMessage
 from stratalog.kernels.columns import decode_arrow
-from stratalog.kernels.encode import EncodeStatus, encode_batch
+from stratalog.kernels.encode import EncodeStatus, encode_batch, holds_separator
 from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
     QUEUE_ID,
@@ -21,7 +21,7 @@ from stratalog.kernels.queue_table import (
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, PROPERTIES_SIZE_MAX, Host
-from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END_BYTE, TAGS, UNIQUE_KEY
+from stratalog.layout.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQUE_KEY
 from stratalog.store.queue import Queue
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class _Rows:
 
     def add_property(self, name: bytes, offsets: NDArray[np.int32], data: Any) -> None:
         sizes = np.diff(offsets)
-        _refuse_separators(name, data, raw=not name)
+        begin, end = int(offsets[0]), int(offsets[-1])
+        if name and holds_separator(_address(data) + begin, end - begin):
+            raise IllegalMessage(f"column {name.decode()!r} holds a separator (0x01 or 0x02); nothing was written")
         self.properties_sizes += np.where(sizes > 0, sizes + (len(name) + 2 if name else 0), 0)
         offsets = np.ascontiguousarray(offsets)
         text = np.frombuffer(name or b"\0", np.uint8)
@@ -79,16 +81,6 @@ def _address(data: Any) -> int:
     if isinstance(data, pa.Buffer):
         return int(data.address)
     return int(np.frombuffer(data or b"\0", np.uint8).ctypes.data)
-
-
-def _refuse_separators(name: bytes, data: Any, *, raw: bool) -> None:
-    if raw:
-        return
-    text = np.frombuffer(data, np.uint8) if data is not None and len(data) else np.empty(0, np.uint8)
-    if ((text - np.uint8(NAME_END_BYTE)) < NAME_END_BYTE + 1).any():
-        raise IllegalMessage(
-            f"column {name.decode()!r} holds a separator character (0x01 or 0x02); nothing was written"
-        )
 
 
 def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue]) -> None:
@@ -155,19 +147,23 @@ def _queues_of(
 ) -> tuple[list[Queue], NDArray[np.int32]]:
     if topic is None and "topic" not in batch.schema.names:
         raise IllegalMessage("the batch has no column 'topic': add one or give topic=")
+    if topic is not None and queue_id is not None:
+        return [store.queue(topic, queue_id)], np.zeros(batch.num_rows, np.int32)
     queue_ids = np.zeros(batch.num_rows, np.int64)
     if queue_id is not None:
         queue_ids[:] = queue_id
     elif "queueId" in batch.schema.names:
         queue_ids[:] = batch.column("queueId").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if queue_ids.min() < 0 or queue_ids.max() >= 1 << 31:
+        raise IllegalMessage("column 'queueId' holds a number outside [0, 2^31)")
     if topic is not None:
         names, codes = [topic], np.zeros(batch.num_rows, np.int64)
     else:
         encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
         names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    pairs, rows_queue = np.unique(codes << 32 | queue_ids, return_inverse=True)
-    queues = [store.queue(names[pair >> 32], pair & 0xFFFFFFFF) for pair in pairs.tolist()]
-    return queues, rows_queue.astype(np.int32)
+    pairs = pa.array(codes << 32 | queue_ids).dictionary_encode()
+    queues = [store.queue(names[pair >> 32], pair & 0xFFFFFFFF) for pair in pairs.dictionary.to_pylist()]
+    return queues, pairs.indices.to_numpy(zero_copy_only=False).astype(np.int32)
 
 
 def _rows_of(batch: pa.RecordBatch) -> _Rows:
