@@ -3,12 +3,12 @@
 `data` is the address of commit log bytes that begin at log offset `data_offset`; `units` that of 20-byte units.
 """
 
-from stratalog.kernels.hashing import java_hash
+from stratalog.kernels.hashing import NO_PREFIX, java_hash
 from stratalog.kernels.index import key_hash_of
 from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import copy, load_i32, load_i64, load_u8, store_i32, store_i64
 from stratalog.kernels.record import MAGIC, find_byte, named_values, properties_of, store_timestamp_of, topic_of
-from stratalog.kernels.scan import WHOLE, Int32Array, Int64Array, check_record
+from stratalog.kernels.scan import VERIFY, WHOLE, Int32Array, Int64Array, check_record
 from stratalog.layout.index import KEY_SEPARATOR
 from stratalog.layout.message import HEAD, MAGIC_BLANK, PROPERTIES_SIZE_MAX
 from stratalog.layout.properties import KEY_SEPARATOR as KEYS_SEPARATOR
@@ -32,6 +32,8 @@ _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
 _PASSES = 3
 assert _RADIX_BITS * _PASSES >= 31
+RADIX_SCRATCH = _RADIX + 1
+"""Length of the `digits` that `sort_items` needs."""
 
 
 @part
@@ -69,7 +71,7 @@ def check_units(
         if load_i32(data + position + MAGIC) == MAGIC_BLANK:
             position += _CODA_SIZE
             offset = -1
-        if check_record(data, position, data_size, offset, True) != WHOLE:
+        if check_record(data, position, data_size, offset, VERIFY) != WHOLE:
             return i
         record = data + position
         if load_i32(record + _TOTAL_SIZE) != load_i32(unit + _SIZE) or load_i32(record + _QUEUE_ID) != queue_id:
@@ -84,13 +86,10 @@ def check_units(
 
 
 @kernel
-def time_range(units: int, count: int, data: int, data_offset: int) -> tuple[int, int]:
-    """Smallest and largest store time of the records of `count` checked units (at least one)."""
-    low = high = store_timestamp_of(data + load_i64(units + _OFFSET) - data_offset)
-    for i in range(1, count):
-        timestamp = store_timestamp_of(data + load_i64(units + _UNIT_SIZE * i + _OFFSET) - data_offset)
-        low, high = min(low, timestamp), max(high, timestamp)
-    return low, high
+def store_times(units: int, count: int, data: int, data_offset: int, out: Int64Array) -> None:
+    """Store times (ms) of the records of `count` checked units."""
+    for i in range(count):
+        out[i] = store_timestamp_of(data + load_i64(units + _UNIT_SIZE * i + _OFFSET) - data_offset)
 
 
 @part
@@ -158,7 +157,7 @@ def put_items(
     prefix = 0
     if first < count:
         topic, topic_size = topic_of(data + load_i64(units + _UNIT_SIZE * first + _OFFSET) - data_offset)
-        prefix = _BASE * java_hash(0, topic, topic_size) + _SEPARATOR
+        prefix = _BASE * java_hash(NO_PREFIX, topic, topic_size) + _SEPARATOR
     for i in range(first, count):
         offset = load_i64(units + _UNIT_SIZE * i + _OFFSET)
         record = data + offset - data_offset
@@ -183,7 +182,7 @@ def put_items(
 def sort_items(items: int, count: int, out: int, order: Int32Array, spare: Int32Array, digits: Int64Array) -> None:
     """Copy run items to `out`, sorted by key hash; equal hashes keep their order (radix sort).
 
-    `order` and `spare` are scratch of `count`, `digits` of 2048 + 1.
+    `order` and `spare` are scratch of `count`, `digits` of RADIX_SCRATCH.
     """
     for i in range(count):
         order[i] = i

@@ -115,18 +115,18 @@ def _with_times(reader: TieredQueue, queue: QueueState) -> QueueState:
     spans: dict[int, tuple[int, int]] = {}
     units: list[Segment] = []
     log_end = 0
-    for segment in queue.consume_queue:
-        first, count = segment.base_offset // UNIT_SIZE, segment.size // UNIT_SIZE
-        if not count:
-            continue
-        rows = np.frombuffer(reader.units(first, count), UNIT.dtype)
-        offsets = rows["commit_log_offset"].astype(np.int64)
-        numbers = np.searchsorted(ends, offsets, "right")
-        for number in np.unique(numbers).tolist():
-            inside = offsets[numbers == number]
-            spans[number] = (spans.get(number, (int(inside[0]),))[0], int(inside[-1]))
-        units.append(_timed(reader, segment, (int(offsets[0]), int(offsets[-1]))))
-        log_end = int(offsets[-1]) + int(rows[-1]["size"])
+    for segment in (segment for segment in queue.consume_queue if segment.size):
+        rows = np.frombuffer(reader.units(segment.base_offset // UNIT_SIZE, segment.size // UNIT_SIZE), UNIT.dtype)
+        rows = rows[rows["commit_log_offset"] >= reader.log.min_offset]  # the records of older units have expired
+        if len(rows):
+            offsets = rows["commit_log_offset"].astype(np.int64)
+            numbers = np.searchsorted(ends, offsets, "right")
+            for number in np.unique(numbers).tolist():
+                inside = offsets[numbers == number]
+                spans[number] = (spans.get(number, (int(inside[0]),))[0], int(inside[-1]))
+            segment = _timed(reader, segment, (int(offsets[0]), int(offsets[-1])))
+            log_end = int(offsets[-1]) + int(rows[-1]["size"])
+        units.append(segment)
     log = [
         _timed(
             reader, msgspec.structs.replace(segment, size=min(segment.end_offset, log_end) - segment.base_offset), span

@@ -86,7 +86,9 @@ class TieredStore:
         return found
 
     def query(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = 64) -> list[Message]:
-        """Messages of a topic with this key (a word of KEYS, or UNIQ_KEY) stored in [begin, end] ms, newest first.
+        """Messages of a topic with this key (a word of KEYS, or UNIQ_KEY) that were stored in [begin, end] ms.
+
+        The newest `limit` of them, oldest first.
 
         At most two reads for each index file that may hold it (headers are read once), and one for each message that
         shares the key's hash. Topic and key are compared, so a hash collision is never returned.
@@ -111,7 +113,7 @@ class TieredStore:
                     rank = (message.store_timestamp, message.queue_id, message.queue_offset)
                     (heapq.heappush if len(newest) < limit else heapq.heappushpop)(newest, rank)
                     found[message.queue_id, message.queue_offset] = message
-        return [found[queue_id, queue_offset] for _, queue_id, queue_offset in sorted(newest, reverse=True)]
+        return [found[queue_id, queue_offset] for _, queue_id, queue_offset in sorted(newest)]
 
     def index_items(self, topic: str, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterator[Item]:
         """What the index holds for a key and a time range, before anything is compared with the messages."""
