@@ -16,3 +16,15 @@ CHECKPOINT = Layout(
     source="StoreCheckpoint",
 )
 SIZE_5_3 = CHECKPOINT.position("logics_commit_log_offset")
+
+SEAL = Layout(
+    "seal of a clean stop",
+    Field("log_end_offset", "i64", "end of the log that the counts belong to", "bytes"),
+    Field("queue_count", "i64", "queues that have units"),
+    Field("unit_count", "i64", "sum of the queues' end offsets"),
+    Field("crc", "i32", "CRC-32 of the fields before, lower 31 bits"),
+    size=28,
+    source="stratalog; RocketMQ leaves these bytes alone",
+)
+SEAL_POSITION = 64
+"""Where stratalog notes, at a clean stop, what the derived files hold: behind RocketMQ's fields in the same page."""

@@ -1,11 +1,36 @@
-"""The checkpoint: from where an unclean start has to look. Written only from what is flushed."""
+"""The checkpoint: from where an unclean start has to look. Written only from what is flushed.
 
-from dataclasses import astuple, dataclass
+Behind RocketMQ's fields a clean stop leaves a seal: how many queues and units there are. A queue that was deleted or
+cut while the store was closed is noticed by it.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 
-from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SIZE_5_3
+from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION, SIZE_5_3
+from stratalog.layout.message import crc_of
 from stratalog.layout.names import CHECKPOINT as FILE_NAME
 from stratalog.store.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the derived files held when the store was closed. Good for the log that ends at `log_end_offset` only."""
+
+    log_end_offset: int
+    queue_count: int
+    unit_count: int
+
+    def encode(self) -> bytes:
+        fields = SEAL.pack(self.log_end_offset, self.queue_count, self.unit_count, 0)[: SEAL.position("crc")]
+        return SEAL.pack(self.log_end_offset, self.queue_count, self.unit_count, crc_of(fields))
+
+    @classmethod
+    def decode(cls, page: bytes) -> "Seal | None":
+        """The seal of a checkpoint page, None when there is none."""
+        end, queues, units, _ = SEAL.unpack(page, SEAL_POSITION)
+        seal = cls(end, queues, units)
+        return seal if end and page[SEAL_POSITION:].startswith(seal.encode()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +43,22 @@ class Checkpoint:
     master_flushed_offset: int = 0
     confirm_offset: int = 0
     logics_commit_log_offset: int = 0
+    seal: Seal | None = None
 
     @classmethod
     def load(cls, root: Path, disk: Disk) -> "Checkpoint":
         """Read the file; a missing or short one says nothing."""
         stored = disk.read(root / FILE_NAME)
-        if stored is None or len(stored) < CHECKPOINT.size:
+        if stored is None or len(stored) < FILE_SIZE:
             return cls()
-        return cls(*CHECKPOINT.unpack(stored))
+        return cls(*CHECKPOINT.unpack(stored), seal=Seal.decode(stored))
 
     def encode(self, *, compatibility: str = "5.5") -> bytes:
         """The file's bytes; 5.3 leaves what 5.5 added zero."""
-        packed = CHECKPOINT.pack(*astuple(self))
-        return (packed if compatibility != "5.3" else packed[:SIZE_5_3]).ljust(FILE_SIZE, b"\0")
+        packed = CHECKPOINT.pack(*(getattr(self, field.name) for field in CHECKPOINT.fields))
+        packed = packed if compatibility != "5.3" else packed[:SIZE_5_3]
+        seal = self.seal.encode() if self.seal else b""
+        return (packed.ljust(SEAL_POSITION, b"\0") + seal).ljust(FILE_SIZE, b"\0")
 
     def store(self, root: Path, disk: Disk, *, compatibility: str = "5.5") -> None:
         disk.replace(root / FILE_NAME, self.encode(compatibility=compatibility))

@@ -113,6 +113,11 @@ class Dispatcher:
         for queue in self.queues.values():
             self._register(queue)
 
+    def counts(self) -> tuple[int, int]:
+        """Queues that have units, and the sum of their end offsets."""
+        ends = [queue.end_offset for queue in list(self.queues.values()) if queue.end_offset]
+        return len(ends), sum(ends)
+
     def _register(self, queue: ConsumeQueue) -> None:
         self._table.add(queue.topic, queue.queue_id, queue.end_offset)
         self._by_row.append(queue)

@@ -55,7 +55,8 @@ class Index:
     """All index files of a store, oldest first.
 
     `resume_offset`/`resume_key` say where indexing goes on: the record at `resume_offset` has `resume_key` of its keys
-    in the files already (a record's keys may be split over two files); records before it are done.
+    in the files already (a record's keys may be split over two files); records before it are done. `is_complete` says
+    that `load` found files and kept them all.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class Index:
         self.resume_offset = 0
         self.resume_key = 0
         self.flushed_timestamp = 0
+        self.is_complete = False
 
     def load(self, *, below: int | None) -> None:
         """Map the files. After an unclean stop (`below` given) only full files that end below that log offset are
         kept: what the others hold is not known, so they are removed and built again."""
+        self.is_complete = True
         for name, size in self._disk.files(self.directory).items():
             if not is_index_name(name):
                 continue
@@ -84,8 +87,10 @@ class Index:
             file = IndexFile(mapped, np.array(HEADER.unpack(mapped.map[: HEADER.size]), np.int64)) if mapped else None
             if file is None or file.next_item < 1 or not self._is_known(file, below):
                 self._remove_from(name)
+                self.is_complete = False
                 break
             self.files.append(file)
+        self.is_complete = self.is_complete and bool(self.files)
         if self.files:
             self.resume_offset = self.files[-1].end_commit_log_offset
             self.resume_key = self._keys_at_end(self.files[-1])

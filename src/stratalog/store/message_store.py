@@ -14,7 +14,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, NotAStore, StoreFailed
 from stratalog.layout import names
 from stratalog.layout.message import Host
-from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog, log_file_size
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, failed
@@ -115,8 +115,7 @@ class MessageStore:
                 self._flush_all()
                 if self.index:
                     self.index.close()
-                self._checkpointed = -1
-                self._store_checkpoint()
+                self._store_checkpoint(seal=Seal(self.log.end_offset, *self._dispatcher.counts()))
                 self._disk.remove(self.root / names.ABORT)
         finally:
             self._let_go()
@@ -272,9 +271,10 @@ class MessageStore:
         self._dispatcher.files.sync()
         self._store_checkpoint()
 
-    def _store_checkpoint(self) -> None:
+    def _store_checkpoint(self, seal: Seal | None = None) -> None:
         progress = self._dispatcher.progress
-        if self._disk.read_only or not self._checkpointed < progress.offset <= self.log.durable_offset:
+        known = seal is None and progress.offset == self._checkpointed
+        if self._disk.read_only or known or progress.offset > self.log.durable_offset:
             return
         self._checkpointed = progress.offset
         Checkpoint(
@@ -283,6 +283,7 @@ class MessageStore:
             index_msg_timestamp=self.index.flushed_timestamp if self.index else 0,
             confirm_offset=progress.last_record_offset,
             logics_commit_log_offset=progress.last_record_offset,
+            seal=seal,
         ).store(self.root, self._disk, compatibility=self.settings.compatibility)
 
     # -- reading -------------------------------------------------------------------------------------------------

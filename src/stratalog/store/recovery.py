@@ -63,6 +63,8 @@ class Recovery:
     record_count: int = 0
     torn_size: int = 0
     """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
+    rebuilt: bool = False
+    """Queues were missing or cut although the stop was clean: all were brought up to date from the whole log."""
     quarantined: list[Damage] = field(default_factory=list)
 
 
@@ -88,9 +90,22 @@ def recover(
         index.load(below=None if clean else report.end_offset)
     for queue in dispatcher.queues.values():
         queue.truncate(report.end_offset if clean else min(start, report.end_offset))
-    begin = start if clean or not index else max(log.first_offset, min(start, index.resume_offset))
+    if clean and not _seal_holds(checkpoint, dispatcher, report.end_offset):
+        report.rebuilt = True
+        start = log.first_offset
+    begin = start
+    if index and not index.is_complete:
+        begin = max(log.first_offset, min(start, index.resume_offset))
     _redispatch(dispatcher, begin, report)
     return report
+
+
+def _seal_holds(checkpoint: Checkpoint, dispatcher: Dispatcher, end_offset: int) -> bool:
+    """Whether the queues are as the clean stop left them; a store that RocketMQ closed has no seal to break."""
+    seal = checkpoint.seal
+    if seal is None or seal.log_end_offset != end_offset:
+        return True
+    return dispatcher.counts() == (seal.queue_count, seal.unit_count)
 
 
 def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
