@@ -37,9 +37,9 @@ class Offsets:
 class ReadOptions:
     """The options of one `load`. Each field's name in snake case is the option's in camel case.
 
-    `path` is a local store, `tier` the URL of a tier (`cluster` and `broker` only where it holds several); both are read
-    as one history. One of `subscribe`, `subscribe_pattern`, `assign` may be given; none reads every queue. Timestamps
-    are store times in ms; `starting_timestamp` and `ending_timestamp` cut what the offsets left to [start, end).
+    `path` is a local store, `tier` the URL of a tier (`cluster` and `broker` only where it holds several); both are
+    read as one history. One of `subscribe`, `subscribe_pattern`, `assign` may be given; none reads every queue.
+    Timestamps are store times in ms; starting and ending one cut what the offsets left to [start, end).
     """
 
     path: str = ""
