@@ -1,0 +1,117 @@
+"""What the machine itself can do, measured beside each figure. Rates are bytes or operations per second."""
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.harness import seconds
+
+_MEMCPY_SIZE = 256 << 20
+_CHUNK = 8 << 20
+_buffers: list[NDArray[np.uint8]] = []
+
+
+def memcpy() -> float:
+    """Bytes per second of copying 256 MiB of memory that both sides have touched before, one thread."""
+    if not _buffers:
+        _buffers.extend(np.ones(_MEMCPY_SIZE, np.uint8) for _ in range(2))
+    source, target = _buffers
+    return _MEMCPY_SIZE / seconds(lambda: np.copyto(target, source))
+
+
+def release_buffers() -> None:
+    """Give the memory of `memcpy` back (before Spark takes its own)."""
+    _buffers.clear()
+
+
+def reading(data: NDArray[np.uint8]) -> float:
+    """Bytes per second of looking at every byte of a mapped file once: xor over 8-byte words, one thread."""
+    words = data[: len(data) // 8 * 8].view(np.int64)
+    return words.nbytes / seconds(lambda: np.bitwise_xor.reduce(words))
+
+
+def fresh_pages(path: Path, size: int) -> float:
+    """Bytes per second of copying into a mapped, allocated file whose pages nobody has touched: what any writer pays
+    on its way through a log file for the first time. The file is removed."""
+    source = np.ones(_CHUNK, np.uint8)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        with mmap.mmap(fd, size) as mapping:
+            target = np.frombuffer(mapping, np.uint8)
+
+            def copy() -> None:
+                for begin in range(0, size - _CHUNK + 1, _CHUNK):
+                    target[begin : begin + _CHUNK] = source
+
+            rate = size / seconds(copy)
+            del target
+    finally:
+        os.close(fd)
+        path.unlink()
+    return rate
+
+
+def append_and_sync(path: Path, record_size: int, *, duration_s: float) -> float:
+    """Appends per second, each made durable: a store into a mapped, allocated file and fdatasync, one thread."""
+    record = bytes(range(256)) * (record_size // 256) + bytes(record_size % 256)
+    size = 64 << 20
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        os.fsync(fd)
+        with mmap.mmap(fd, size) as mapping:
+            position = count = 0
+            begin = time.perf_counter()
+            while (now := time.perf_counter()) < begin + duration_s and position + record_size < size:
+                mapping[position : position + record_size] = record
+                os.fdatasync(fd)
+                position += record_size
+                count += 1
+            return count / (now - begin)
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+def sequential_write(path: Path, size: int) -> float:
+    """Bytes per second of writing an allocated file from end to end and one fdatasync. The file is removed."""
+    chunk = memoryview(np.random.default_rng(1).bytes(_CHUNK))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.posix_fallocate(fd, 0, size)
+
+        def write() -> None:
+            for begin in range(0, size, _CHUNK):
+                os.pwrite(fd, chunk[: size - begin], begin)
+            os.fdatasync(fd)
+
+        return size / seconds(write)
+    finally:
+        os.close(fd)
+        path.unlink()
+
+
+def copy_file(source: Path, target: Path, size: int) -> float:
+    """Bytes per second of what `cp` does with the first `size` bytes of a file (read 1 MiB, write it), and fdatasync.
+    The copy is removed."""
+    reader = os.open(source, os.O_RDONLY)
+    writer = os.open(target, os.O_WRONLY | os.O_CREAT)
+    try:
+
+        def copy() -> None:
+            left = size
+            while left > 0:
+                piece = os.read(reader, min(left, 1 << 20))
+                left -= os.write(writer, piece)
+            os.fdatasync(writer)
+
+        return size / seconds(copy)
+    finally:
+        os.close(reader)
+        os.close(writer)
+        target.unlink()
