@@ -21,9 +21,10 @@ SEAL = Layout(
     "seal of a clean stop",
     Field("log_end_offset", "i64", "end of the log that the counts belong to", "bytes"),
     Field("queue_count", "i64", "queues that have units"),
-    Field("unit_count", "i64", "sum of the queues' end offsets"),
+    Field("unit_count", "i64", "units in all queues"),
+    Field("index_item_count", "i64", "items in all index files"),
     Field("crc", "i32", "CRC-32 of the fields before, lower 31 bits"),
-    size=28,
+    size=36,
     source="stratalog; RocketMQ leaves these bytes alone",
 )
 SEAL_POSITION = 64

@@ -4,7 +4,7 @@ Behind RocketMQ's fields a clean stop leaves a seal: how many queues and units t
 cut while the store was closed is noticed by it.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION, SIZE_5_3
@@ -20,17 +20,18 @@ class Seal:
     log_end_offset: int
     queue_count: int
     unit_count: int
+    index_item_count: int
 
     def encode(self) -> bytes:
-        fields = SEAL.pack(self.log_end_offset, self.queue_count, self.unit_count, 0)[: SEAL.position("crc")]
-        return SEAL.pack(self.log_end_offset, self.queue_count, self.unit_count, crc_of(fields))
+        fields = SEAL.pack(*astuple(self), 0)[: SEAL.position("crc")]
+        return SEAL.pack(*astuple(self), crc_of(fields))
 
     @classmethod
     def decode(cls, page: bytes) -> "Seal | None":
         """The seal of a checkpoint page, None when there is none."""
-        end, queues, units, _ = SEAL.unpack(page, SEAL_POSITION)
-        seal = cls(end, queues, units)
-        return seal if end and page[SEAL_POSITION:].startswith(seal.encode()) else None
+        fields = SEAL.unpack(page, SEAL_POSITION)
+        seal = cls(fields.log_end_offset, fields.queue_count, fields.unit_count, fields.index_item_count)
+        return seal if seal.log_end_offset and page[SEAL_POSITION:].startswith(seal.encode()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Checkpoint:
         stored = disk.read(root / FILE_NAME)
         if stored is None or len(stored) < FILE_SIZE:
             return cls()
-        return cls(*CHECKPOINT.unpack(stored), seal=Seal.decode(stored))
+        return cls(**CHECKPOINT.unpack(stored)._asdict(), seal=Seal.decode(stored))
 
     def encode(self, *, compatibility: str = "5.5") -> bytes:
         """The file's bytes; 5.3 leaves what 5.5 added zero."""

@@ -87,6 +87,7 @@ class ConsumeQueue:
         self._disk = disk
         self._starts: list[int] = []
         self.end_offset = 0
+        self.is_damaged = False
 
     def load(self) -> None:
         """Find the files and the end of the written units."""
@@ -102,7 +103,17 @@ class ConsumeQueue:
                     position=size,
                 )
             self._starts.append(start)
+        self._drop_behind_gap()
         self.end_offset = self._find_end()
+
+    def _drop_behind_gap(self) -> None:
+        """A file is missing in the middle: units behind the gap are dropped, recovery derives them again."""
+        for number in range(1, len(self._starts)):
+            if self._starts[number] != self._starts[number - 1] + self.file_size:
+                self.is_damaged = True
+                while len(self._starts) > number:
+                    self._remove_last_file()
+                return
 
     def _find_end(self) -> int:
         """Behind the last written unit: units are written without holes, so a bisection in the last file finds it."""

@@ -114,9 +114,9 @@ class Dispatcher:
             self._register(queue)
 
     def counts(self) -> tuple[int, int]:
-        """Queues that have units, and the sum of their end offsets."""
-        ends = [queue.end_offset for queue in list(self.queues.values()) if queue.end_offset]
-        return len(ends), sum(ends)
+        """Queues that have units, and units in all of them."""
+        counts = [queue.end_offset - queue.first_offset for queue in list(self.queues.values()) if queue.end_offset]
+        return len(counts), sum(counts)
 
     def _register(self, queue: ConsumeQueue) -> None:
         self._table.add(queue.topic, queue.queue_id, queue.end_offset)

@@ -121,6 +121,17 @@ class Index:
             count += 1
         return count
 
+    @property
+    def item_count(self) -> int:
+        return sum(file.next_item - 1 for file in self.files)
+
+    def clear(self) -> None:
+        """Remove every file: indexing begins anew."""
+        self.unmap()
+        self._remove_from("")
+        self.resume_offset = self.resume_key = 0
+        self.is_complete = False
+
     def items(self, file: IndexFile) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
         """The items put so far, oldest first; borrows the mapping."""
         first = items_position(self.slot_count) + ITEM.size

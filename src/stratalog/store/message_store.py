@@ -115,7 +115,7 @@ class MessageStore:
                 self._flush_all()
                 if self.index:
                     self.index.close()
-                self._store_checkpoint(seal=Seal(self.log.end_offset, *self._dispatcher.counts()))
+                self._store_checkpoint(seal=self._seal())
                 self._disk.remove(self.root / names.ABORT)
         finally:
             self._let_go()
@@ -270,6 +270,9 @@ class MessageStore:
         self.dispatch()
         self._dispatcher.files.sync()
         self._store_checkpoint()
+
+    def _seal(self) -> Seal:
+        return Seal(self.log.end_offset, *self._dispatcher.counts(), self.index.item_count if self.index else 0)
 
     def _store_checkpoint(self, seal: Seal | None = None) -> None:
         progress = self._dispatcher.progress

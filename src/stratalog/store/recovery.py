@@ -25,7 +25,7 @@ import numpy as np
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
@@ -64,7 +64,7 @@ class Recovery:
     torn_size: int = 0
     """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
     rebuilt: bool = False
-    """Queues were missing or cut although the stop was clean: all were brought up to date from the whole log."""
+    """Queues or index were not as the clean stop had left them: all were derived again from the whole log."""
     quarantined: list[Damage] = field(default_factory=list)
 
 
@@ -90,9 +90,10 @@ def recover(
         index.load(below=None if clean else report.end_offset)
     for queue in dispatcher.queues.values():
         queue.truncate(report.end_offset if clean else min(start, report.end_offset))
-    if clean and not _seal_holds(checkpoint, dispatcher, report.end_offset):
+    if clean and not _seal_holds(checkpoint.seal, dispatcher, index, report.end_offset):
         report.rebuilt = True
         start = log.first_offset
+        _forget_derived(log, dispatcher, index)
     begin = start
     if index and not index.is_complete:
         begin = max(log.first_offset, min(start, index.resume_offset))
@@ -100,12 +101,25 @@ def recover(
     return report
 
 
-def _seal_holds(checkpoint: Checkpoint, dispatcher: Dispatcher, end_offset: int) -> bool:
-    """Whether the queues are as the clean stop left them; a store that RocketMQ closed has no seal to break."""
-    seal = checkpoint.seal
+def _seal_holds(seal: Seal | None, dispatcher: Dispatcher, index: Index | None, end_offset: int) -> bool:
+    """Whether queues and index are as the clean stop left them; a store that RocketMQ closed has no seal to break."""
+    if any(queue.is_damaged for queue in dispatcher.queues.values()):
+        return False
     if seal is None or seal.log_end_offset != end_offset:
         return True
-    return dispatcher.counts() == (seal.queue_count, seal.unit_count)
+    item_count = index.item_count if index else seal.index_item_count
+    return (*dispatcher.counts(), item_count) == (seal.queue_count, seal.unit_count, seal.index_item_count)
+
+
+def _forget_derived(log: CommitLog, dispatcher: Dispatcher, index: Index | None) -> None:
+    """Empty the queues and the index, to derive them from the whole log. A queue whose records have all gone from the
+    log keeps its units: only they know its next offset."""
+    if index:
+        index.clear()
+    for queue in dispatcher.queues.values():
+        newest = queue.last_unit()
+        if newest and newest[0] >= log.first_offset:
+            queue.truncate(-1)
 
 
 def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
