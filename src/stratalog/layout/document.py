@@ -127,8 +127,8 @@ non-negative.""",
         "Checkpoint",
         f"""\
 A page of {checkpoint.FILE_SIZE} bytes. 5.3 uses the first {checkpoint.SIZE_5_3} bytes,
-5.5 all {checkpoint.CHECKPOINT.size} of the table. At byte {checkpoint.SEAL_POSITION} of the page a clean stop of stratalog leaves
-its seal.""",
+5.5 all {checkpoint.CHECKPOINT.size} of the table. At byte {checkpoint.SEAL_POSITION} of the page a clean stop of
+stratalog leaves its seal.""",
         (checkpoint.CHECKPOINT, checkpoint.SEAL),
     ),
     _Section(
