@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from stratalog.errors import ConfigurationError
-from stratalog.kernels.jit import kernel, part
+from stratalog.kernels.jit import ZERO, kernel, part
 from stratalog.kernels.log import place_of
 from stratalog.kernels.memory import copy, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
 from stratalog.kernels.queue_table import Int64Array
 from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of
-from stratalog.kernels.scan import WHOLE, check_record
+from stratalog.kernels.scan import ANY_OFFSET, TRUST, WHOLE, check_record
 from stratalog.layout.columns import ARROW_SCHEMA, COLUMNS
 from stratalog.layout.message import HEAD, HEADS, HOST_V4, Host
 from stratalog.layout.queue import UNIT
@@ -88,13 +88,13 @@ def locate(
     wanted value: kind, address of the source addresses (int64), address of the Arrow offsets (the first one set).
     `named` says that properties have to be looked into. Returns (rows, units done).
     """
-    row = 0
+    row = ZERO
     for i in range(count):
         unit = units_address + _UNIT_SIZE * i
         size = load_i32(unit + _UNIT_RECORD_SIZE)
         offset = load_i64(unit + _UNIT_OFFSET)
         file, position = place_of(addresses, first_offset, file_size, offset, size)
-        if file == 0 or check_record(file, position, position + size, -1, False) != WHOLE:
+        if file == 0 or check_record(file, position, position + size, ANY_OFFSET, TRUST) != WHOLE:
             continue
         record = file + position
         if load_i32(record + _TOTAL_SIZE) != size:

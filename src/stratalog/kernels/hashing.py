@@ -5,17 +5,17 @@ combined inside the word (31, then 31², then 31⁴) and the word is added to ha
 sends the rest through a decoder that replaces malformed bytes as Python (and Java) do.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from stratalog.kernels.jit import kernel, part
+from stratalog.kernels.jit import ZERO, kernel, part
 from stratalog.kernels.memory import load_i64, load_le_i32, load_u8, load_u32
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
-NO_PREFIX = cast(int, np.int64(0))
-"""Seed of a hash that continues none; a plain 0 would compile `java_hash` a second time, for the constant."""
+NO_PREFIX = ZERO
+"""Seed of a hash that continues none."""
 
 _MASK = (1 << 32) - 1
 _BASE = 31

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,6 +44,10 @@ def _cache_directory() -> str:
 
 # Inside a zip there is no directory to digest; numba then keys its cache by the whole archive.
 CACHE_DIRECTORY = _cache_directory() if _KERNELS.is_dir() else ""
+
+
+ZERO = cast(int, np.int64(0))
+"""For an argument that is constant: numba compiles a function once more for each *literal* it is called with."""
 
 
 def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -4,7 +4,7 @@ Every read is bounded by `end`: any bytes may be given.
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,6 +54,12 @@ _BLANK, _BAD_MAGIC, _BAD_SIZE = int(ScanStatus.BLANK), int(ScanStatus.BAD_MAGIC)
 _BAD_BODY_SIZE, _BAD_LENGTHS = int(ScanStatus.BAD_BODY_SIZE), int(ScanStatus.BAD_LENGTHS)
 _BAD_OFFSET, _BAD_CRC = int(ScanStatus.BAD_OFFSET), int(ScanStatus.BAD_CRC)
 _END, _FULL = int(ScanStatus.END), int(ScanStatus.FULL)
+# Typed, because numba would compile `check_record` for each literal.
+ANY_OFFSET = cast(int, np.int64(-1))
+"""As `base_offset`: a record may say that it stands anywhere."""
+VERIFY, TRUST = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))
+"""Whether body CRCs are checked."""
+
 WHOLE = -1
 """What `check_record` says of a whole record."""
 
@@ -113,9 +119,9 @@ def scan(
 ) -> tuple[int, int, int]:
     """Walk the records of a file between two byte positions.
 
-    `address` is that of the file's position 0 and `base_offset` its log offset, or -1 to accept any commit log offset
-    in a record; `verify` checks body CRCs. Position and size of each whole record go to the arrays (of equal length).
-    Returns (records, position where the scan stopped, `ScanStatus`).
+    `address` is that of the file's position 0 and `base_offset` its log offset, or ANY_OFFSET (-1) to accept any commit
+    log offset in a record; `verify` checks body CRCs. Position and size of each whole record go to the arrays (of equal
+    length). Returns (records, position where the scan stopped, `ScanStatus`).
     """
     position, count = begin, 0
     while True:
@@ -134,13 +140,13 @@ def scan(
 def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
     """Byte position of the next whole record at or behind `begin`, or -1.
 
-    A record counts when magic, lengths, commit log offset (unless `base_offset` is -1) and body CRC all hold; what lies
-    between is looked through byte by byte.
+    A record counts when magic, lengths, commit log offset (unless `base_offset` is ANY_OFFSET) and body CRC all hold;
+    what lies between is looked through byte by byte.
     """
     for position in range(begin, end - _SIZE_MIN + 1):
         magic = load_i32(address + position + MAGIC)
         if magic != MAGIC_V1 and magic != MAGIC_V2:
             continue
-        if check_record(address, position, end, base_offset, True) == WHOLE:
+        if check_record(address, position, end, base_offset, VERIFY) == WHOLE:
             return position
     return -1

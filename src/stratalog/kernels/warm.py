@@ -1,0 +1,74 @@
+"""Compiling every kernel at once, so that a program can say that it does.
+
+What is compiled is cached on disk (`jit.CACHE_DIRECTORY`): on a machine that ran once, this only loads.
+"""
+
+import time
+
+import numpy as np
+
+from stratalog.kernels.columns import decode_arrow
+from stratalog.kernels.crc32 import crc32, crc32_by_table
+from stratalog.kernels.dispatch import build_units, insert_queue, queue_hash, scatter
+from stratalog.kernels.encode import encode_batch, holds_separator
+from stratalog.kernels.gather import gather
+from stratalog.kernels.hashing import hash_column, java_hash
+from stratalog.kernels.index import find_items, put_keys
+from stratalog.kernels.queue_table import QUEUE_FIELDS
+from stratalog.kernels.scan import find_record, scan
+from stratalog.kernels.sort import compact_items
+from stratalog.kernels.tierkeys import KEYS_MAX, check_units, put_items, sort_items, store_times
+from stratalog.layout import index, tier
+from stratalog.layout.message import HOST_V4, Record
+from stratalog.layout.queue import UNIT
+
+
+def compile_all() -> float:
+    """Call each kernel once, on one message or none; returns the seconds that took.
+
+    About four on an empty cache, a quarter otherwise. Any thread may call it.
+    """
+    started = time.perf_counter()
+    _follow_a_message()
+    _index_nothing()
+    return time.perf_counter() - started
+
+
+def _follow_a_message() -> None:
+    """Log, queue unit, copy for the tier and Arrow batch of one record."""
+    record = np.frombuffer(bytearray(Record(topic=b"t", body=b"b").encode()), np.uint8)
+    address, size = record.ctypes.data, record.size
+    crc32(address, size)
+    crc32_by_table(address, size)
+    positions, sizes = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    scan(address, 0, size, 0, True, positions, sizes)
+    find_record(address, 0, size, 0)
+    queues, table, rows = np.zeros((1, QUEUE_FIELDS), np.int64), np.zeros(2, np.int32), np.zeros(1, np.int32)
+    units, out = np.zeros(UNIT.size, np.uint8), np.zeros(UNIT.size, np.uint8)
+    build_units(address, positions, 0, 1, 0, queues, table, units, rows, np.zeros(1, np.int64))
+    queue_hash(address, 0, 0)
+    insert_queue(table, queues, 0)
+    scatter(units, rows, 0, 1, np.zeros(2, np.int64), out)
+    host = np.zeros(HOST_V4.size, np.uint8).ctypes.data
+    encode_batch(address, 0, 0, 0, 0, 0, np.zeros((0, 4), np.int64), rows, queues, 0, 0, 0, 0, host, host, 0)
+    holds_separator(address, 0)
+    log = np.array([address], np.int64)
+    gather(units.ctypes.data, 0, log, 0, size, address, 0, 0, out.ctypes.data)
+    decode_arrow(UNIT.pack(0, size, 0), (log, 0, size), ["body"], topic="t", broker_name="b")
+
+
+def _index_nothing() -> None:
+    """Local and tier index without items."""
+    bytes_, numbers, hashes = np.zeros(1024, np.uint8), np.zeros(4096, np.int64), np.zeros(KEYS_MAX + 1, np.int32)
+    address = bytes_.ctypes.data
+    java_hash(0, address, 0)
+    hash_column(0, address, address, 0, hashes)
+    header = np.zeros(len(index.HEADER.fields), np.int64)
+    put_keys(address, numbers, 0, 0, 0, address, 1, 1, header, True, 0)
+    find_items(address, 1, 1, 0, 0, 0, 0, 0, numbers)
+    assert tier.compacted_index_size(1, 0) <= bytes_.size
+    compact_items(address, tier.COMPACTED_ITEM.size, 0, 1, numbers, address)
+    check_units(address, 0, address, 0, 0, address, 0, 0, 0, numbers)
+    store_times(address, 0, address, 0, numbers)
+    put_items(address, 0, 0, address, 0, 0, 0, address, 0, 0, hashes)
+    sort_items(address, 0, address, hashes, hashes.copy(), numbers)
