@@ -9,6 +9,7 @@ with tiered.open("data/tier") as tier:
 """
 
 from stratalog.tiered.manifest import Manifest
+from stratalog.tiered.policy import JoinedStore, ReadPolicy, attach
 from stratalog.tiered.queue import GetResult, GetStatus, TieredQueue
 from stratalog.tiered.segment import PosixBackend, SegmentBackend
 from stratalog.tiered.state import TierState
@@ -18,11 +19,14 @@ from stratalog.tiered.tiered_store import open_tier as open  # noqa: A004
 __all__ = [
     "GetResult",
     "GetStatus",
+    "JoinedStore",
     "Manifest",
     "PosixBackend",
+    "ReadPolicy",
     "SegmentBackend",
     "TierState",
     "TieredQueue",
     "TieredStore",
+    "attach",
     "open",
 ]

@@ -96,6 +96,7 @@ class PosixBackend:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, _Descriptor] = OrderedDict()
         self._new_names: set[str] = set()
+        self._durable: set[str] = set()
 
     def size(self, path: str) -> int | None:
         try:
@@ -272,14 +273,16 @@ class PosixBackend:
             descriptor.retire()
 
     def _sync_directories(self, paths: Sequence[str]) -> None:
-        """Make new names durable: every directory from the file up to the root, each once."""
-        folders = {folder for path in paths for folder in _ancestors(path)}
-        for folder in sorted(folders, key=len, reverse=True):
+        """Make names durable: the file's in its directory, and, once, that of each directory above."""
+        folders = {os.path.dirname(path) for path in paths}
+        above = {folder for path in folders for folder in _with_ancestors(path)} - self._durable
+        for folder in sorted(folders | {os.path.dirname(folder) for folder in above if folder}, key=len, reverse=True):
             fd = os.open(os.path.join(self.root, folder), os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+        self._durable |= above
 
 
 class _Descriptor:
@@ -312,11 +315,10 @@ class _Descriptor:
         self.retire()
 
 
-def _ancestors(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
-    yield ""
+def _with_ancestors(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = os.path.dirname(folder)
 
 
 @contextmanager

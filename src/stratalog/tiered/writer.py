@@ -40,7 +40,8 @@ from stratalog.tiered.chunk import address_of
 from stratalog.tiered.segment import SegmentBackend
 from stratalog.tiered.state import IndexRun, QueueCommit, QueueName, QueueState, Segment, Segments, TierState
 
-BUFFER_SIZE = 8 * 1024 * 1024
+BUFFER_SIZE = 2 * 1024 * 1024
+"""Records gathered at once: checked, indexed and written while they are in the CPU's cache."""
 RUN_ITEMS_MAX = 4 * 1024 * 1024
 """Index items held before they become a run: 150 MB, twice that while they are sorted."""
 _LOG = SegmentType.COMMIT_LOG
