@@ -20,8 +20,8 @@ from stratalog.kernels.queue_table import (
 )
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
-from stratalog.layout.message import BLANK, FIXED_SIZE_V1, PROPERTIES_SIZE_MAX, Host
-from stratalog.layout.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQUE_KEY
+from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
+from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.store.queue import Queue
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class _Rows:
         row = [text.ctypes.data, len(name), offsets.ctypes.data, _address(data)]
         self.columns = np.vstack([self.columns, np.array([row], np.int64)])
 
-    def check(self, body_size_max: int, fixed_size_max: int, file_size: int) -> None:
-        """Raise `IllegalMessage` when any row is over a limit; nothing has been written then."""
+    def check(self, first_row: int, body_size_max: int, fixed_size_max: int, file_size: int) -> None:
+        """Raise `IllegalMessage` when any row is over a limit; `first_row` is the number of the first one."""
         sizes = np.diff(self.body_offsets)
         for what, values, limit in (
             ("body", sizes, body_size_max),
@@ -74,7 +74,10 @@ class _Rows:
         ):
             if self.count and int(values.max()) > limit:
                 row = int(values.argmax())
-                raise IllegalMessage(f"row {row}: {what} of {int(values[row]):,} bytes, the limit is {limit:,}")
+                raise IllegalMessage(
+                    f"row {first_row + row}: {what} of {int(values[row]):,} bytes, the limit is {limit:,}; "
+                    "nothing was written"
+                )
 
 
 def _address(data: Any) -> int:
@@ -91,8 +94,7 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
         row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE], row[QUEUE_ID] = name.ctypes.data, name.size, queue.queue_id
     host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
     log = store.log
-    fixed = max(FIXED_SIZE_V1 + name.size for name in names)
-    rows.check(store.settings.max_message_size, fixed, log.file_size)
+    fixed = max(queue.fixed_size for queue in queues)
     first = 0
     with log.lock:
         for row, queue in zip(table, queues, strict=True):
@@ -130,10 +132,13 @@ def append_batch(
             "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
         )
     ranges: dict[tuple[str, int], range] = {}
-    for first in range(0, batch.num_rows, CHUNK_ROWS):
-        piece = batch.slice(first, CHUNK_ROWS)
-        part = np.ascontiguousarray(rows_queue[first : first + CHUNK_ROWS])
-        _write(store, _rows_of(piece), part, queues)
+    fixed = max(queue.fixed_size for queue in queues)
+    pieces = [_rows_of(batch.slice(first, CHUNK_ROWS)) for first in range(0, batch.num_rows, CHUNK_ROWS)]
+    for number, rows in enumerate(pieces):  # all of them before the first is written
+        rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
+    for number, rows in enumerate(pieces):
+        part = np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count])
+        _write(store, rows, part, queues)
         counts = np.bincount(part, minlength=len(queues)).tolist()
         for queue, count in zip(queues, counts, strict=True):
             end = queue.next_offset
@@ -153,13 +158,13 @@ def _queues_of(
     if queue_id is not None:
         queue_ids[:] = queue_id
     elif "queueId" in batch.schema.names:
-        queue_ids[:] = batch.column("queueId").cast(pa.int64()).to_numpy(zero_copy_only=False)
+        queue_ids[:] = _without_nulls(batch, "queueId", pa.int64()).to_numpy(zero_copy_only=False)
     if queue_ids.min() < 0 or queue_ids.max() >= 1 << 31:
         raise IllegalMessage("column 'queueId' holds a number outside [0, 2^31)")
     if topic is not None:
         names, codes = [topic], np.zeros(batch.num_rows, np.int64)
     else:
-        encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
+        encoded = _without_nulls(batch, "topic", pa.string()).dictionary_encode()
         names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs = pa.array(codes << 32 | queue_ids).dictionary_encode()
     queues = [store.queue(names[pair >> 32], pair & 0xFFFFFFFF) for pair in pairs.dictionary.to_pylist()]
@@ -169,26 +174,28 @@ def _queues_of(
 def _rows_of(batch: pa.RecordBatch) -> _Rows:
     if "body" not in batch.schema.names:
         raise IllegalMessage("the batch has no column 'body'")
-    offsets, data = _text(batch.column("body"), pa.binary())
+    offsets, data = _text("body", batch.column("body"), pa.binary())
     rows = _Rows(batch.num_rows, offsets, data)
-    columns = {}
+    columns: dict[str, pa.Array] = {}
     for field, column in zip(batch.schema, batch.columns, strict=True):
         name = _PROPERTY_OF_COLUMN.get(field.name, field.name)
-        if field.name == "keys" and pa.types.is_list(field.type):
-            column = pc.binary_join(column, KEY_SEPARATOR)
-        elif field.name in _FIELD_COLUMNS and field.name not in _PROPERTY_OF_COLUMN:
+        if field.name in _FIELD_COLUMNS and field.name not in _PROPERTY_OF_COLUMN:
             continue
-        columns[name] = column
+        if not name or NAME_END in name or VALUE_END in name:
+            raise IllegalMessage(f"column {name!r}: an empty name or a separator character (0x01, 0x02) is no property")
+        if name in columns:
+            raise IllegalMessage(f"property {name} is given by two columns: drop one")
+        columns[name] = _joined_keys(column) if name == KEYS and pa.types.is_list(field.type) else column
     if _RAW_PROPERTIES in batch.schema.names:
         if columns:
             raise IllegalMessage(
                 f"column 'properties' holds all properties already; drop it or the columns {', '.join(columns)}"
             )
-        rows.add_property(b"", *_text(batch.column(_RAW_PROPERTIES), pa.binary()))
+        rows.add_property(b"", *_text(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary()))
     for name in property_order(list(columns)):
-        rows.add_property(name.encode(), *_text(columns[name], pa.string()))
+        rows.add_property(name.encode(), *_text(name, columns[name], pa.string()))
     if "flag" in batch.schema.names:
-        rows.flags = batch.column("flag").cast(pa.int32()).to_numpy(zero_copy_only=False)
+        rows.flags = _cast("flag", batch.column("flag"), pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
     if "bornTimestamp" in batch.schema.names:
         rows.born = _milliseconds(batch.column("bornTimestamp"))
     return rows
@@ -197,13 +204,35 @@ def _rows_of(batch: pa.RecordBatch) -> _Rows:
 def _milliseconds(column: pa.Array) -> NDArray[np.int64]:
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-    return np.ascontiguousarray(column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
+    column = _cast("bornTimestamp", column, pa.int64())
+    return np.ascontiguousarray(column.fill_null(0).to_numpy(zero_copy_only=False))
 
 
-def _text(column: pa.Array, kind: pa.DataType) -> tuple[NDArray[np.int32], pa.Buffer]:
+def _joined_keys(column: pa.Array) -> pa.Array:
+    """Lists of keys as the text that is stored: blanks between."""
+    keys = _cast("keys", column.flatten(), pa.string())
+    if keys.null_count or pc.any(pc.match_substring(keys, KEY_SEPARATOR)).as_py():
+        raise IllegalMessage("column 'keys': a key in a list is null or holds a blank, which separates keys")
+    return pc.binary_join(_cast("keys", column, pa.list_(pa.string())), KEY_SEPARATOR)
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowException as error:
+        raise IllegalMessage(f"column {name!r} cannot be taken as {kind}: {error}; nothing was written") from None
+
+
+def _without_nulls(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    column = _cast(name, batch.column(name), kind)
+    if column.null_count:
+        raise IllegalMessage(f"column {name!r} holds a null: every row needs a value; nothing was written")
+    return column
+
+
+def _text(name: str, column: pa.Array, kind: pa.DataType) -> tuple[NDArray[np.int32], pa.Buffer]:
     """Offsets and data of a string or binary column; null counts as empty."""
-    if column.type != kind:
-        column = column.cast(kind)
+    column = _cast(name, column, kind)
     if column.null_count:
         column = column.fill_null(b"" if kind == pa.binary() else "")
     _, offsets, data = column.buffers()

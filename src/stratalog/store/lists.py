@@ -26,7 +26,7 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
 )
-from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
+from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, V6_EXTRA, Host
 from stratalog.store.queue import Queue, Receipt
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ def put_list(
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
     if not count or not queue.is_plain or (born_host and born_host.is_v6) or not one_piece:
+        extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_plain)
+        for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):  # all before the first is written
+            _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
         return [
             queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
             for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
@@ -158,3 +161,14 @@ def put_list(
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,
         )  # fmt: skip
+
+
+def _check_limits(store: "MessageStore", fixed_size: int, number: int, body_size: int, properties_size: int) -> None:
+    total = fixed_size + body_size + properties_size + BLANK.size
+    body_size_max = store.settings.max_message_size
+    if body_size > body_size_max or properties_size > PROPERTIES_SIZE_MAX or total > store.log.file_size:
+        raise IllegalMessage(
+            f"message {number} of the list: a body of {body_size:,} or properties of {properties_size:,} bytes exceed "
+            f"{body_size_max:,}, {PROPERTIES_SIZE_MAX:,}, or the log file of {store.log.file_size:,}; "
+            "nothing was written"
+        )

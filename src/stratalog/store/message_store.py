@@ -70,7 +70,7 @@ class MessageStore:
 
     def _open(self) -> None:
         if not self._disk.read_only:
-            self._disk.make_directory(self.root)
+            self._disk.make_directory(self.root / names.COMMIT_LOG)
             self._release = self._disk.lock(self.root / names.LOCK)
         try:
             self._load()
