@@ -1,0 +1,95 @@
+"""The command's entry: which commands there are, and how errors leave it.
+
+Exit codes: 0 done, 1 a problem was found or the work failed, 2 the command was called in a wrong way.
+"""
+
+import contextlib
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from stratalog import __version__
+from stratalog.cli import inspect, offload, put, read, sql, verify
+from stratalog.cli.demo import command as demo
+from stratalog.cli.output import complain
+from stratalog.errors import StratalogError
+
+FAILED = 1
+INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C ended."""
+
+
+class Commands(TyperGroup):
+    """Turns every error into one sentence on stderr and an exit code: no traceback reaches a person."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StratalogError as error:
+            complain(str(error))
+        except BrokenPipeError:  # whoever read our output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            complain(f"{place}{error.strerror or error}; check the path, its permissions and the space on its disk")
+        except KeyboardInterrupt:
+            complain("stopped; nothing that was acknowledged is lost")
+            raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(FAILED)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+def _examples(text: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command("demo", epilog=_examples(demo.EXAMPLES))(demo.demo)
+app.command("put", epilog=_examples(put.EXAMPLES))(put.put)
+app.command("get", epilog=_examples(read.GET_EXAMPLES))(read.get)
+app.command("query", epilog=_examples(read.QUERY_EXAMPLES))(read.query)
+app.command("tail", epilog=_examples(read.TAIL_EXAMPLES))(read.tail)
+app.command("inspect", epilog=_examples(inspect.EXAMPLES))(inspect.inspect)
+app.command("verify", epilog=_examples(verify.EXAMPLES))(verify.verify)
+app.command("offload", epilog=_examples(offload.EXAMPLES))(offload.offload)
+app.command("sql", epilog=_examples(sql.EXAMPLES))(sql.sql)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"stratalog {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_examples("stratalog demo --dir demo-data\nstratalog put --help"))
+def stratalog(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Apache RocketMQ's message store and tiered store in Python, on the same bytes."""
+
+
+def main() -> None:
+    """Run the command line."""
+    with contextlib.suppress(AttributeError):
+        # A body may hold any character; one that the terminal cannot show must not stop the listing.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    app()
+
+
+if __name__ == "__main__":
+    main()

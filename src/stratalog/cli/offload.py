@@ -1,0 +1,65 @@
+"""`stratalog offload`: copy what a store holds to a tier, with Spark."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stratalog.cli.output import counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.place import JsonFlag, StoreArgument, warm_up
+from stratalog.cli.progress import Progress
+
+EXAMPLES = """
+stratalog offload data/store data/tier
+stratalog offload data/store data/tier --broker broker-a --batch-mb 256"""
+
+
+def offload(
+    store: StoreArgument,
+    tier: Annotated[Path, typer.Argument(metavar="TIER", help="Directory of the tier; created if it is not there.")],
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster name in the tier.")] = None,
+    broker: Annotated[
+        str | None, typer.Option("--broker", help="Broker name in the tier; the store's directory name if not given.")
+    ] = None,
+    batch_mb: Annotated[int, typer.Option("--batch-mb", min=1, help="Megabytes of log in a batch.")] = 256,
+    compact: Annotated[
+        bool, typer.Option("--compact/--no-compact", help="Compact the index at the end, however small it is.")
+    ] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy to the tier whatever it does not hold yet.
+
+    The store is only read and may be in use. Each batch is committed as a whole, exactly once: a run that was stopped
+    goes on where it was, and calling it again copies what has come since.
+    """
+    from stratalog.pipeline.offload import DEFAULT_CLUSTER
+    from stratalog.pipeline.offload import offload as copy
+
+    warm_up()
+    tell("starting Spark")
+    with Progress("offload") as progress:
+        report = copy(
+            store,
+            str(tier),
+            cluster=cluster or DEFAULT_CLUSTER,
+            broker=broker,
+            max_bytes_per_trigger=batch_mb * 1_000_000,
+            compact_index=compact,
+            progress=lambda state: progress(state.log_size, state.log_size_total, state.record_count),
+        )
+    if as_json:
+        show_json(asdict(report))
+        return
+    if not report.record_count:
+        print("the tier holds everything already")
+        return
+    rows = {
+        "copied": f"{counted(report.record_count, 'message')}, {size_text(report.tier_size)} in "
+        f"{counted(report.batch_count, 'commit')}",
+        "to": f"{tier} (cluster {report.cluster}, broker {report.broker})",
+        "time": f"{seconds_text(report.seconds)} ({size_text(report.log_size / max(report.seconds, 1e-9))}/s)",
+    }
+    if report.lost_count:
+        rows["gaps"] = f"{counted(report.lost_count, 'message')} were damaged or gone before they could be copied"
+    print(pairs(rows))

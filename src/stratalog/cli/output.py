@@ -1,0 +1,160 @@
+"""What the commands print: tables, JSON, sizes, and text that came from messages."""
+
+import json
+import re
+import shutil
+import sys
+import unicodedata
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratalog.store.message import Message
+
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)|\x1b.?|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
+)
+"""Terminal sequences: CSI (colours, cursor), OSC and other strings (titles, links), lone escapes."""
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that show nothing, or change how a terminal shows the rest (bidirectional overrides)."""
+
+
+def clean(text: str) -> str:
+    """Text on one line without anything that a terminal would obey: it came from a message, so from anybody."""
+    text = _ESCAPE.sub("", text)
+    if text.isascii() and text.isprintable():
+        return text
+    text = "".join(" " if character in "\t\r\n" else character for character in text)
+    return "".join(character for character in text if unicodedata.category(character) not in _UNSEEN)
+
+
+def body_text(body: bytes) -> str:
+    """A body for people: as UTF-8, bytes that are none as \\xNN."""
+    return clean(body.decode("utf-8", "backslashreplace"))
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` characters; what is left out shows as an ellipsis."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; plenty where there is none, so that nothing is cut in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+
+
+def size_text(size: float) -> str:
+    """Bytes in decimal units: 999 B, 1.5 kB, 23 MB."""
+    units = ["TB", "GB", "MB", "kB"]
+    unit = "B"
+    while size >= 1000 and units:
+        size, unit = size / 1000, units.pop()
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """For example `1 file`, `3 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: 85 µs, 1.3 ms, 4.2 s, 3:07 min."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
+
+
+def time_text(timestamp_ms: int) -> str:
+    """A moment in UTC, to the millisecond; the number itself where no calendar has it."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03d}"
+
+
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), indent: str = "", gap: int = 2
+) -> str:
+    """Columns in line under their titles; `right` are the numbers of columns that are flush right."""
+    lines = [list(titles), *(list(row) for row in rows)]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(titles))]
+    flush_right = set(right)
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            cell.rjust(width) if number in flush_right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )  # fmt: skip
+        return indent + (" " * gap).join(padded).rstrip()
+
+    rule = indent + (" " * gap).join("─" * width for width in widths)
+    return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+
+
+def show_json(value: Any) -> None:
+    """One JSON document on one line; ASCII only, so that no terminal obeys what is in it."""
+    print(json.dumps(value, default=str))
+
+
+def message_json(message: "Message") -> dict[str, Any]:
+    """A message with the names of the Spark source; the body as text where it is UTF-8, else as base64."""
+    shown: dict[str, Any] = {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "commitLogOffset": message.commit_log_offset,
+        "storeSize": message.store_size,
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "messageId": message.message_id,
+    }
+    try:
+        shown["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        shown["bodyBase64"] = b64encode(message.body).decode()
+    return shown
+
+
+MESSAGE_TITLES = ("queue", "offset", "stored (UTC)", "tags", "keys", "bytes", "body")
+MESSAGE_RIGHT = (1, 5)
+_KEYS_WIDTH = 40
+
+
+def message_row(message: "Message", *, full: bool = False) -> list[str]:
+    """A message as a row under `MESSAGE_TITLES`; the body is cut to the terminal unless `full`."""
+    row = [
+        str(message.queue_id),
+        f"{message.queue_offset:,}",
+        time_text(message.store_timestamp),
+        clean(message.tags or ""),
+        cut(clean(" ".join(message.keys)), _KEYS_WIDTH),
+        f"{message.store_size:,}",
+    ]
+    text = body_text(message.body)
+    return [*row, text if full else cut(text, max(20, terminal_width() - sum(len(cell) + 2 for cell in row) - 12))]
+
+
+def complain(sentence: str) -> None:
+    """An error: one sentence on stderr."""
+    print(f"stratalog: {clean(sentence)}", file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """A remark that is no result: on stderr, so that a pipe gets results only."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def pairs(values: Mapping[str, str], *, indent: str = "  ") -> str:
+    """Names and values in two columns."""
+    width = max(map(len, values))
+    return "\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in values.items())

@@ -1,0 +1,103 @@
+"""Opening what a command names: a local store or a tier."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stratalog.cli.output import tell
+from stratalog.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stratalog.store.message_store import MessageStore
+    from stratalog.tiered import TieredStore
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the message store.")]
+PlaceArgument = Annotated[str, typer.Argument(metavar="PLACE", help="Directory of a message store, or of a tier.")]
+TierFlag = Annotated[
+    bool, typer.Option("--tier", help="PLACE is a tier (found by itself where the directory's content tells).")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the store, may be repeated (max_index_num=400)."),
+]
+ConfOption = Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Settings from a broker.conf.")]
+
+
+def open_local(
+    path: Path, *, mode: Literal["r", "w"] = "r", given: Sequence[str] | None = None, conf: Path | None = None
+) -> "MessageStore":
+    """Open a local store with the settings of the command line, those of a broker.conf, or what its files show."""
+    warm_up()
+    import stratalog
+    from stratalog.config.settings import StoreSettings
+
+    settings = _settings(given)
+    if conf is not None:
+        if settings:
+            raise ConfigurationError("give --conf or --set, not both: put the setting into the file")
+        return stratalog.open(path, mode=mode, settings=StoreSettings.from_broker_conf(conf))
+    return stratalog.open(path, mode=mode, **(_index_sizes(path) | settings))
+
+
+def open_place(path: str, *, tier: bool, given: Sequence[str] | None = None) -> "MessageStore | TieredStore":
+    """Open a store read-only, or a tier: by the flag, else by what lies in the directory."""
+    if tier or is_tier(path):
+        warm_up()
+        from stratalog import tiered
+
+        return tiered.open(path)
+    return open_local(Path(path), given=given)
+
+
+def is_tier(path: str) -> bool:
+    """Whether a directory looks like a tier: it holds a cluster's directory and none of a local store's."""
+    from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE
+    from stratalog.layout.tier import cluster_directory
+
+    root = Path(path)
+    if not root.is_dir() or (root / COMMIT_LOG).is_dir() or (root / CONSUME_QUEUE).is_dir():
+        return False
+    names = (entry.name for entry in os.scandir(root) if entry.is_dir())
+    return any(cluster_directory(name.partition("_")[2]) == name for name in names if "_" in name)
+
+
+def warm_up() -> None:
+    """Compile the kernels if this machine has not yet, and say so: it happens once and takes some seconds."""
+    from stratalog.kernels.jit import CACHE_DIRECTORY
+
+    if CACHE_DIRECTORY and not Path(CACHE_DIRECTORY).exists():
+        from stratalog.kernels.warm import compile_all
+
+        tell("compiling kernels (once)")
+        compile_all()
+
+
+def _settings(given: Sequence[str] | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for text in given or ():
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise typer.BadParameter(f"--set {text}: write name=value, for example max_index_num=400")
+        settings[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else value.strip()
+    return settings
+
+
+_ITEMS_PER_SLOT = 4
+"""RocketMQ's default (20 million items, 5 million slots); our small stores keep the ratio."""
+
+
+def _index_sizes(root: Path) -> dict[str, int]:
+    """Slots and items of the index files there: recorded nowhere, but the size tells if their ratio is the usual."""
+    from stratalog.layout.index import HEADER, ITEM, SLOT, SLOT_COUNT, file_size
+    from stratalog.layout.names import INDEX, is_index_name
+
+    files = sorted((root / INDEX).glob("*")) if (root / INDEX).is_dir() else []
+    size = next((path.stat().st_size for path in files if is_index_name(path.name)), 0)
+    slots = (size - HEADER.size) // (SLOT.size + _ITEMS_PER_SLOT * ITEM.size)
+    if slots < 1 or slots == SLOT_COUNT or file_size(slots, _ITEMS_PER_SLOT * slots) != size:
+        return {}
+    return {"max_hash_slot_num": slots, "max_index_num": _ITEMS_PER_SLOT * slots}

@@ -1,0 +1,132 @@
+"""`stratalog put`: messages from the command line, a file, or lines."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stratalog.cli.output import show_json
+from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
+from stratalog.cli.progress import Progress
+from stratalog.errors import IllegalMessage
+
+if TYPE_CHECKING:
+    from stratalog.store.queue import Queue, Receipt
+
+EXAMPLES = """
+stratalog put data/store orders "a first message" --tags paid --key o-1
+stratalog put data/store orders --file picture.png     # the whole file is one message
+seq 1000 | stratalog put data/store orders             # each line is a message"""
+
+
+def put(
+    store: StoreArgument,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic; it comes into being with its first message.")],
+    body: Annotated[
+        str | None, typer.Argument(metavar="BODY", help="The message. Without it and --file: lines of stdin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File whose content is the message.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="With --file: each of its lines is a message.")] = False,
+    queue_id: Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue of the topic.")] = 0,
+    tags: Annotated[str | None, typer.Option("--tags", help="Tags, for filtering.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", "-k", help="Index key, may be repeated.")] = None,
+    property_: Annotated[
+        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="Property, may be repeated.")
+    ] = None,
+    conf: ConfOption = None,
+    given: SettingsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put messages into a store, which is created if it is not there.
+
+    What was put is on the disk when the command says so.
+    """
+    if body is not None and file is not None:
+        raise typer.BadParameter("give the message or --file, not both")
+    described: dict[str, Any] = {"tags": tags, "keys": key, "properties": _properties(property_)}
+    with open_local(store, mode="w", given=given, conf=conf) as opened:
+        queue = opened.queue(topic, queue_id)
+        first: Receipt | None
+        last: Receipt | None
+        begin = time.perf_counter()
+        if body is not None or (file is not None and not lines):
+            content = body.encode("utf-8", "surrogateescape") if body is not None else _content(file, opened)
+            first = last = queue.put(content, **described)
+            count = 1
+        else:
+            first, last, count = _put_lines(queue, file, described)
+        opened.flush()
+        seconds = time.perf_counter() - begin
+    _show(queue, first, last, count, seconds, as_json=as_json)
+
+
+def _properties(given: list[str] | None) -> dict[str, str] | None:
+    pairs = [text.partition("=") for text in given or ()]
+    for name, separator, _ in pairs:
+        if not separator:
+            raise typer.BadParameter(f"--property {name}: write name=value")
+    return {name: value for name, _, value in pairs} or None
+
+
+def _content(file: Path | None, store: Any) -> bytes:
+    assert file is not None
+    limit = store.settings.max_message_size
+    if file.stat().st_size > limit:
+        raise IllegalMessage(
+            f"{file} has {file.stat().st_size:,} bytes, a message may have {limit:,}; nothing was written. "
+            "Cut it, or raise the limit with --set max_message_size=…"
+        )
+    return file.read_bytes()
+
+
+def _put_lines(
+    queue: "Queue", file: Path | None, described: dict[str, Any]
+) -> tuple["Receipt | None", "Receipt | None", int]:
+    first = last = None
+    count = size = 0
+    with _opened(file) as stream, Progress("put") as progress:
+        for line in stream:
+            last = queue.put(line.rstrip(b"\r\n"), **described)
+            first = first or last
+            count += 1
+            size += len(line)
+            if count % 1000 == 0:
+                progress(size, 0, count)
+    return first, last, count
+
+
+@contextmanager
+def _opened(file: Path | None) -> Iterator[IO[bytes]]:
+    if file is None:
+        yield sys.stdin.buffer
+    else:
+        with file.open("rb") as stream:
+            yield stream
+
+
+def _show(
+    queue: "Queue", first: "Receipt | None", last: "Receipt | None", count: int, seconds: float, *, as_json: bool
+) -> None:
+    if first is None or last is None:
+        if as_json:
+            show_json({"topic": queue.topic, "queueId": queue.queue_id, "count": 0})
+        else:
+            print("no line came in: nothing was put")
+        return
+    if as_json:
+        shown = {"topic": queue.topic, "queueId": queue.queue_id, "count": count, "queueOffset": first.queue_offset}
+        shown |= {"lastQueueOffset": last.queue_offset, "commitLogOffset": first.commit_log_offset}
+        shown |= {"storeSize": last.end_offset - first.commit_log_offset, "storeTimestamp": first.store_timestamp}
+        show_json(shown | {"messageId": first.message_id})
+    elif count == 1:
+        place = f"{queue.topic}/{queue.queue_id} at offset {first.queue_offset:,}"
+        print(f"put into {place}, message id {first.message_id}")
+    else:
+        print(
+            f"put {count:,} messages into {queue.topic}/{queue.queue_id} at offsets {first.queue_offset:,} to "
+            f"{last.queue_offset:,} ({count / max(seconds, 1e-9):,.0f} messages/s)"
+        )

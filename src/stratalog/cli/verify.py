@@ -1,0 +1,78 @@
+"""`stratalog verify`: check every record, queue unit and index item of a store."""
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text
+from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
+from stratalog.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from stratalog.store.verify_report import VerifyReport
+
+EXAMPLES = """
+stratalog verify data/store
+stratalog verify data/store --json | jq .problems"""
+
+
+def verify(
+    store: StoreArgument,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="How many problems to print at most.")] = 20,
+    conf: ConfOption = None,
+    given: SettingsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check every record, queue unit and index item of a store.
+
+    Body CRCs and the chains of the index are checked, too, and queues and index are compared with the log.
+
+    Nothing is changed, and a broker may be running. Exit code 1 when a problem was found.
+    """
+    from stratalog.store.verify import verify as check
+
+    with open_local(store, given=given, conf=conf) as opened, Progress("verify") as progress:
+        begin = time.perf_counter()
+        report = check(opened, progress=progress)
+        seconds = time.perf_counter() - begin
+    if as_json:
+        show_json({"ok": report.ok, "seconds": round(seconds, 3)} | asdict(report))
+    else:
+        print(summary(report, seconds))
+        _list_problems(report, limit)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def summary(report: "VerifyReport", seconds: float) -> str:
+    """What was checked, in a few lines."""
+    size = report.log_end - report.log_begin
+    rows = {
+        "log": f"{report.record_count:,} records, {size_text(size)} in {counted(report.log_file_count, 'file')}",
+        "queues": f"{report.unit_count:,} units in {counted(report.queue_count, 'queue')}",
+        "index": f"{report.index_item_count:,} items in {counted(report.index_file_count, 'file')}",
+        "time": f"{seconds_text(seconds)} ({size_text(size / max(seconds, 1e-9))}/s)",
+    }
+    if report.units_behind or report.index_items_behind:
+        rows["behind"] = (
+            f"{report.units_behind:,} units and {report.index_items_behind:,} index items are not written yet: "
+            "the store is open, or was not closed; opening it for writing adds them"
+        )
+    rows["result"] = "no problem" if report.ok else counted(report.problem_count, "problem")
+    return pairs(rows)
+
+
+def _list_problems(report: "VerifyReport", limit: int) -> None:
+    for note in report.notes:
+        print(f"  note: {clean(note)}")
+    for problem in report.problems[:limit]:
+        print(
+            f"\n{clean(problem.path)} at byte {problem.position:,}\n"
+            f"  expected  {clean(problem.expected)}\n"
+            f"  found     {clean(problem.found)}\n"
+            f"  do        {problem.next_step}"
+        )
+    if report.problem_count > limit:
+        print(f"\n… and {report.problem_count - limit:,} more (--limit shows more, --json the first 1,000)")
