@@ -26,7 +26,7 @@ from stratalog.layout.queue import UNIT
 def compile_all() -> float:
     """Call each kernel once, on one message or none; returns the seconds that took.
 
-    About four on an empty cache, a quarter otherwise. Any thread may call it.
+    Five to seven on an empty cache, a quarter of one otherwise. Any thread may call it.
     """
     started = time.perf_counter()
     _follow_a_message()
