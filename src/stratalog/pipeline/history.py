@@ -4,7 +4,8 @@ Both are opened where they are needed, by path or URL: while planning to learn w
 of it. Nothing of them travels between processes but names and numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from stratalog.errors import NotAStore
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.pipeline.options import ReadOptions
 from stratalog.pipeline.ranges import QueueExtent, QueueRange
 
 if TYPE_CHECKING:
@@ -133,6 +135,29 @@ class TierHistory:
                 yield decode_arrow(piece, log, list(columns), topic=part.topic, broker_name=queue.broker)
             if chunk.end_queue_offset >= end:
                 return
+
+
+def histories(options: ReadOptions, origins: Collection[str] = (LOCAL, TIER)) -> list[History]:
+    """The places that the options name, opened. Raises `NotAStore`, `CorruptData`."""
+    found: list[History] = []
+    if options.tier and TIER in origins:
+        found.append(TierHistory(options.tier, options.cluster, options.broker))
+    if options.path and LOCAL in origins:
+        found.append(LocalHistory(options.path))
+    return found
+
+
+def joined_extents(places: Iterable[History]) -> list[QueueExtent]:
+    """What the places hold together, without overlap: a message that is in the tier is read from there."""
+    extents = [extent for place in places for extent in place.extents()]
+    ends = {(extent.topic, extent.queue_id): extent.end_offset for extent in extents if extent.origin == TIER}
+    joined = []
+    for extent in extents:
+        first = extent.first_offset
+        if extent.origin != TIER:
+            first = max(first, ends.get((extent.topic, extent.queue_id), first))
+        joined.append(replace(extent, first_offset=min(first, extent.end_offset)))
+    return joined
 
 
 def cut(units: memoryview) -> Iterator[memoryview]:

@@ -8,7 +8,6 @@ once, or run on another machine goes on where the tier ends. Nothing needs to be
 """
 
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import stratalog.errors
-from stratalog.errors import ConfigurationError, CorruptData, NotAStore, StratalogError, TierConflict
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore, TierConflict
 from stratalog.layout.tier import INDEX_SLOT_COUNT, UNIT_SIZE
 from stratalog.pipeline.committed_log import CommittedLog
 from stratalog.pipeline.log_source import FORMAT as LOG_FORMAT
 from stratalog.pipeline.log_source import MAX_BYTES_PER_TRIGGER, LogSource
 from stratalog.pipeline.session import spark_session
+from stratalog.pipeline.spark_errors import own_errors
 from stratalog.pipeline.tier_sink import FORMAT as TIER_FORMAT
 from stratalog.pipeline.tier_sink import TierSink
 from stratalog.store.message import Message
@@ -198,8 +197,9 @@ class _Job:
     def follow(self, query: "StreamingQuery", progress: Callable[[OffloadProgress], None] | None) -> None:
         """Wait for the query's end, telling `progress` of each commit."""
         try:
-            while not self._ended(query):
-                self._look(progress)
+            with own_errors():
+                while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type] # takes fractions, too
+                    self._look(progress)
         finally:
             query.stop()
         self._look(progress)
@@ -221,17 +221,6 @@ class _Job:
             cluster=self.state.cluster,
             broker=self.state.broker,
         )
-
-    def _ended(self, query: "StreamingQuery") -> bool:
-        from pyspark.errors import StreamingQueryException
-
-        try:
-            return bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type] # takes fractions, too
-        except StreamingQueryException as error:
-            ours = _our_error(str(error))
-            if ours is None:
-                raise
-            raise ours from error
 
     def _look(self, progress: Callable[[OffloadProgress], None] | None) -> None:
         state = self.manifest.refresh(self.state)
@@ -319,23 +308,9 @@ def check_same_store(store: MessageStore, tier: TieredStore) -> None:
         if there and here and _identity(there) != _identity(here):
             raise ConfigurationError(
                 f"{topic}/{queue_id} queue offset {newest} is another message in the tier than in {store.root}: under "
-                f"the broker name {tier.state.broker!r} the tier holds another store's messages. Give another broker name"
+                f"the name {tier.state.broker!r} the tier holds another store's messages. Give another broker name"
             )
 
 
 def _identity(message: Message) -> tuple[int, int, int, int]:
     return message.store_timestamp, message.born_timestamp, message.body_crc, message.store_size
-
-
-def _our_error(text: str) -> StratalogError | None:
-    """The error of ours that a task or planner of Spark raised, from the traceback that Spark hands on as text."""
-    found = re.findall(r"^\s*stratalog\.errors\.(\w+): (.*)$", text, re.MULTILINE)
-    for name, message in reversed(found):
-        kind = getattr(stratalog.errors, name, None)
-        if (
-            isinstance(kind, type)
-            and issubclass(kind, StratalogError)
-            and kind is not stratalog.errors.OffsetOutOfRange
-        ):
-            return kind(message)
-    return None

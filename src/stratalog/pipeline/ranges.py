@@ -145,7 +145,7 @@ def _dealt(ranges: Iterable[QueueRange], target: int) -> Iterator[list[QueueRang
     for part in ranges:
         while part.count > 1 and part.size > room + sliver:
             if room > sliver or not held:
-                count = min(max(room // part.record_size, 1), part.count - 1)
+                count = min(-(-room // part.record_size), part.count - 1)
                 held.append(replace(part, count=count))
                 part = replace(part, first=part.first + count, count=part.count - count)
             yield held

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from stratalog.pipeline.filters import Pruning
-    from stratalog.pipeline.history import History
     from stratalog.pipeline.options import ReadOptions
-    from stratalog.pipeline.ranges import QueueExtent, QueueRange
+    from stratalog.pipeline.ranges import QueueRange
 
 _SPARK_TYPES: dict[str, DataType] = {
     "INT": IntegerType(),
@@ -107,19 +106,21 @@ class MessageReader(DataSourceReader):
 
     def ranges(self, pruning: "Pruning") -> "list[QueueRange]":
         """The messages that options and filters leave."""
+        from stratalog.pipeline.history import histories, joined_extents
         from stratalog.pipeline.ranges import wanted_ranges
 
-        places = {place.origin: place for place in _histories(self._options)}
-        extents = _joined([extent for place in places.values() for extent in place.extents()])
+        places = {place.origin: place for place in histories(self._options)}
+        extents = joined_extents(places.values())
         return wanted_ranges(
             extents, self._options, pruning, lambda extent, at: places[extent.origin].offset_at(extent, at)
         )
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        from stratalog.pipeline.history import histories
+
         assert isinstance(partition, ScanPartition) or partition.value is None
         ranges = partition.ranges if isinstance(partition, ScanPartition) else ()
-        wanted = {part.origin for part in ranges}
-        places = {place.origin: place for place in _histories(self._options, only=wanted)}
+        places = {place.origin: place for place in histories(self._options, {part.origin for part in ranges})}
         target = _arrow_schema(self._columns)
         names = [column.name for column in self._columns]
         for part in ranges:
@@ -156,33 +157,6 @@ class _Pushdown:
         """Remember the filters for planning; give all of them back, so that Spark checks every row."""
         self._filters.extend(filters)
         return filters
-
-
-def _histories(options: "ReadOptions", *, only: set[str] | None = None) -> "list[History]":
-    from stratalog.pipeline.history import LOCAL, TIER, LocalHistory, TierHistory
-
-    found: list[History] = []
-    if options.tier and (only is None or TIER in only):
-        found.append(TierHistory(options.tier, options.cluster, options.broker))
-    if options.path and (only is None or LOCAL in only):
-        found.append(LocalHistory(options.path))
-    return found
-
-
-def _joined(extents: "list[QueueExtent]") -> "list[QueueExtent]":
-    """Extents of tier and local store without overlap: what is in the tier is not read a second time."""
-    from dataclasses import replace
-
-    from stratalog.pipeline.history import TIER
-
-    ends = {(extent.topic, extent.queue_id): extent.end_offset for extent in extents if extent.origin == TIER}
-    joined = []
-    for extent in extents:
-        first = extent.first_offset
-        if extent.origin != TIER:
-            first = max(first, ends.get((extent.topic, extent.queue_id), first))
-        joined.append(replace(extent, first_offset=min(first, extent.end_offset)))
-    return joined
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,6 @@
 """Small tables about a store or tier: they answer "how much is there" without reading a message.
 
-queues    what can be read, queue by queue
+queues    what can be read, queue by queue; with store and tier, a message counts where it is read
 segments  the tier's committed segments, index included
 files     the files of a local store, or the objects of a tier with what no commit knows (yet, or any more)
 """
@@ -17,7 +17,7 @@ from stratalog.layout.tier import (
     cluster_directory,
     segment_base,
 )
-from stratalog.pipeline.history import LOCAL, TIER, LocalHistory, TierHistory, local_path
+from stratalog.pipeline.history import LOCAL, TIER, LocalHistory, TierHistory, histories, joined_extents, local_path
 from stratalog.pipeline.options import ReadOptions
 
 TABLE_COLUMNS = {
@@ -64,22 +64,16 @@ def table_rows(options: ReadOptions) -> Iterator[Row]:
 
 
 def _queues(options: ReadOptions) -> Iterator[Row]:
-    places: list[TierHistory | LocalHistory] = []
-    if options.tier:
-        places.append(TierHistory(options.tier, options.cluster, options.broker))
-    if options.path:
-        places.append(LocalHistory(options.path))
-    for place in places:
-        for extent in place.extents():
-            yield {
-                "origin": place.origin,
-                "topic": extent.topic,
-                "queueId": extent.queue_id,
-                "minOffset": extent.first_offset,
-                "maxOffset": extent.end_offset,
-                "messageCount": extent.end_offset - extent.first_offset,
-                "recordSizeMean": extent.record_size,
-            }
+    for extent in joined_extents(histories(options)):
+        yield {
+            "origin": extent.origin,
+            "topic": extent.topic,
+            "queueId": extent.queue_id,
+            "minOffset": extent.first_offset,
+            "maxOffset": extent.end_offset,
+            "messageCount": extent.end_offset - extent.first_offset,
+            "recordSizeMean": extent.record_size,
+        }
 
 
 def _segments(options: ReadOptions) -> Iterator[Row]:
