@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from stratalog.errors import ConfigurationError, NotAStore, OffsetOutOfRange
@@ -15,6 +16,7 @@ from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
+from stratalog.tiered.index import keys_of
 from stratalog.tiered.queue import GetResult, GetStatus, TieredQueue
 from stratalog.tiered.state import QueueName
 from stratalog.tiered.tiered_store import TIME_MAX, TieredStore
@@ -80,15 +82,25 @@ class JoinedStore:
         """Messages with this key in [begin, end] ms: the newest `limit` of both sides, each once, oldest first."""
         found: dict[tuple[int, int], Message] = {}
         if self.policy is not ReadPolicy.FORCE or not is_tiered(topic):
-            found = {
-                (message.queue_id, message.queue_offset): message
-                for message in self.store.query(topic, key=key, begin=begin, end=end, limit=limit)
-            }
+            for message in self._local_hits(topic, key, begin, end, limit):
+                found[message.queue_id, message.queue_offset] = message
         if self.policy is not ReadPolicy.DISABLE and is_tiered(topic):
             for message in self.tier.query(topic, key=key, begin=begin, end=end, limit=limit):
                 found.setdefault((message.queue_id, message.queue_offset), message)
         ordered = sorted(found.values(), key=lambda hit: (hit.store_timestamp, hit.queue_id, hit.queue_offset))
         return ordered[-limit:]
+
+    def _local_hits(self, topic: str, key: str, begin: int, end: int, limit: int) -> Iterator[Message]:
+        """The newest `limit` local messages with the key. The local index still names records that retention took."""
+        hits = (
+            message
+            for offset in self.store.candidates(topic, key=key, begin=begin, end=end)
+            if offset >= self.store.log.first_offset
+            and (message := self.store.log.message(offset)).topic == topic
+            and begin <= message.store_timestamp <= end
+            and key in keys_of(message)
+        )
+        return islice(hits, limit)
 
 
 def attach(
