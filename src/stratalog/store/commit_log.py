@@ -59,6 +59,7 @@ class CommitLog:
 
     def load(self) -> None:
         """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
+        self._disk.clear_unfinished(self.directory)
         for name in _checked_names(self._disk, self.directory, self.file_size):
             self._files.append(self._disk.map(self.directory / name))
         if self._files:
@@ -130,8 +131,9 @@ class CommitLog:
         file = self._disk.map(path)
         if self._files:
             position = self.end_offset - self.base
-            blank = BLANK.pack(self.file_size - position, MAGIC_BLANK)
-            self.map[position : position + BLANK.size] = blank
+            if position + BLANK.size <= self.file_size:  # else it was closed before a crash
+                blank = BLANK.pack(self.file_size - position, MAGIC_BLANK)
+                self.map[position : position + BLANK.size] = blank
         self._files.append(file)
         self._append_to(file)
         self.end_offset = start

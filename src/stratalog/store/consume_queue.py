@@ -7,7 +7,7 @@ from pathlib import Path
 from stratalog.errors import CorruptData
 from stratalog.layout.names import CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.queue import FILLER, FILLER_SIZE, UNIT
-from stratalog.store.disk import Disk, OpenFile
+from stratalog.store.disk import Disk, OpenFile, failed
 
 
 class OpenFiles:
@@ -27,8 +27,8 @@ class OpenFiles:
             if len(self._files) > self._count_max:
                 oldest, evicted = self._files.popitem(last=False)
                 if oldest in self._dirty:
-                    evicted.sync()
                     self._dirty.discard(oldest)
+                    _sync(evicted)
                 evicted.close()
         else:
             self._files.move_to_end(path)
@@ -49,11 +49,10 @@ class OpenFiles:
             self._dirty.add(path)
 
     def sync(self) -> None:
-        """Make every write so far durable."""
+        """Make every write so far durable. Raises `StoreFailed`: a failed flush is not tried again."""
         with self._lock:
-            for path in sorted(self._dirty):
-                self._get(path).sync()
-            self._dirty.clear()
+            while self._dirty:
+                _sync(self._get(self._dirty.pop()))
 
     def drop(self, path: Path) -> None:
         """Forget a file that is about to be removed."""
@@ -68,6 +67,13 @@ class OpenFiles:
             for file in self._files.values():
                 file.close()
             self._files.clear()
+
+
+def _sync(file: OpenFile) -> None:
+    try:
+        file.sync()
+    except OSError as error:
+        raise failed(f"flush of {file.path}", error) from error
 
 
 class ConsumeQueue:
@@ -91,6 +97,7 @@ class ConsumeQueue:
 
     def load(self) -> None:
         """Find the files and the end of the written units."""
+        self._disk.clear_unfinished(self.directory)
         for name, size in self._disk.files(self.directory).items():
             start = offset_of(name)
             if start is None:
@@ -150,7 +157,8 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             commit_log_offset, size, _ = self.unit(middle)
-            if size == FILLER_SIZE or commit_log_offset < log_min_offset:
+            in_front = size == FILLER_SIZE and not commit_log_offset
+            if in_front or commit_log_offset < log_min_offset:
                 low = middle + 1
             else:
                 high = middle
@@ -191,14 +199,18 @@ class ConsumeQueue:
             position += len(piece)
         self.end_offset = position // UNIT.size
 
-    def skip_to(self, queue_offset: int) -> None:
-        """Fill up to `queue_offset` with filler units: a new queue begins in the middle, or messages were lost."""
+    def skip_to(self, queue_offset: int, commit_log_offset: int) -> None:
+        """Fill up to `queue_offset` with filler units: a new queue begins in the middle, or messages were lost.
+
+        Fillers for lost messages carry a log offset between the neighbours', so that units stay in order.
+        """
         start = self._file_start(queue_offset * UNIT.size)
         if not self._starts:
             self._create(start)
             self.end_offset = start // UNIT.size
+        filler = UNIT.pack(commit_log_offset, FILLER_SIZE, 0) if self.last_unit() else FILLER
         while self.end_offset < queue_offset:
-            self.append(FILLER * min(queue_offset - self.end_offset, 4096))
+            self.append(filler * min(queue_offset - self.end_offset, 4096))
 
     def _create(self, start: int) -> None:
         self._disk.make_directory(self.directory)
@@ -210,16 +222,24 @@ class ConsumeQueue:
         self._files.drop(path)
         self._disk.remove(path)
 
-    def truncate(self, commit_log_offset: int) -> None:
-        """Drop the units of records at or behind `commit_log_offset`; later files go, the rest is zeroed."""
+    def offset_of(self, commit_log_offset: int) -> int:
+        """Queue offset of the first unit of a record at or behind a log offset; the end when there is none.
+
+        A unit of zeros was lost in a crash: it counts as behind, as everything after it.
+        """
         low, high = self.first_offset, self.end_offset
         while low < high:
             middle = (low + high) // 2
             offset, size, _ = self.unit(middle)
-            if size != FILLER_SIZE and offset >= commit_log_offset:
+            if offset >= commit_log_offset or not size:
                 high = middle
             else:
                 low = middle + 1
+        return low
+
+    def truncate(self, commit_log_offset: int) -> None:
+        """Drop the units of records at or behind `commit_log_offset`; later files go, the rest is zeroed."""
+        low = self.offset_of(commit_log_offset)
         if low == self.end_offset:
             return
         position = low * UNIT.size

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,9 @@ ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
 
 FILE_MODE = 0o644
+UNFINISHED = ".tmp"
+"""Ends the name of a file that does not count yet."""
+_ZERO_CHUNK_SIZE = 1 << 16
 _held: set[str] = set()
 _held_lock = threading.Lock()
 DIRECTORY_MODE = 0o755
@@ -90,10 +93,13 @@ class OpenFile:
             position += written
 
     def zero_from(self, position: int) -> None:
-        """Cut the file behind `position` and extend it again: sparse zeros."""
-        size = os.fstat(self._fd).st_size
-        os.ftruncate(self._fd, position)
-        os.ftruncate(self._fd, size)
+        """Zero what was written behind `position`. The file keeps its length throughout."""
+        end = data_end(self._fd, os.fstat(self._fd).st_size)
+        while position < end:
+            size = min(_ZERO_CHUNK_SIZE, end - position)
+            if any(self.read(position, size)):
+                self.write(position, bytes(size))
+            position += size
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -119,33 +125,31 @@ class Disk:
     def allocate(self, path: Path, size: int) -> None:
         """Create a file whose blocks are all reserved, so that a store into its mapping cannot meet a full disk.
 
-        Raises `DiskFull`; nothing is left behind then.
+        Raises `DiskFull`; nothing is left behind then. The file has its full size from the first moment it is seen.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
-        try:
-            os.posix_fallocate(fd, 0, size)
-            os.fsync(fd)
-        except OSError as error:
-            os.unlink(path)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(
-                    f"{path}: no room for a file of {size:,} bytes; free space on that disk and put again "
-                    "(nothing was written, messages acknowledged before are safe)"
-                ) from error
-            raise
-        finally:
-            os.close(fd)
-        self.sync_directory(path.parent)
+        self._create(path, size, lambda fd: os.posix_fallocate(fd, 0, size))
 
     def create_sparse(self, path: Path, size: int) -> None:
         """Create a file of that length without blocks, for derived data that is written with `write`."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
-        try:
-            os.ftruncate(fd, size)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        self._create(path, size, lambda fd: os.ftruncate(fd, size))
+
+    def _create(self, path: Path, size: int, fill: Callable[[int], None]) -> None:
+        temporary = path.with_name(path.name + UNFINISHED)
+        with _told_when_full(path, size, temporary):
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            try:
+                fill(fd)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(temporary, path)
         self.sync_directory(path.parent)
+
+    def clear_unfinished(self, directory: Path) -> None:
+        """Remove what a process left that was killed while it created a file."""
+        for name in self.files(directory):
+            if name.endswith(UNFINISHED):
+                self.remove(directory / name)
 
     def map(self, path: Path) -> MappedFile:
         fd = os.open(path, os.O_RDWR)
@@ -185,14 +189,15 @@ class Disk:
 
     def replace(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
-        temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        try:
-            OpenFile(temporary, fd).write(0, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
+        temporary = path.with_name(path.name + UNFINISHED)
+        with _told_when_full(path, len(data), temporary):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            try:
+                OpenFile(temporary, fd).write(0, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(temporary, path)
         self.sync_directory(path.parent)
 
     def remove(self, path: Path) -> None:
@@ -278,6 +283,9 @@ class PrivateDisk(Disk):
     def make_directory(self, path: Path) -> None:
         pass
 
+    def clear_unfinished(self, directory: Path) -> None:
+        pass
+
     def allocate(self, path: Path, size: int) -> None:
         self._removed.discard(path)
         self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size))
@@ -318,6 +326,21 @@ class PrivateDisk(Disk):
 
     def lock(self, path: Path) -> Callable[[], None]:
         return lambda: None
+
+
+@contextlib.contextmanager
+def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
+    """Remove the unfinished file after an error, and say what a full disk means."""
+    try:
+        yield
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
+                "(nothing was written, messages acknowledged before are safe)"
+            ) from error
+        raise
 
 
 def data_end(fd: int, size: int) -> int:

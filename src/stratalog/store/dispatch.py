@@ -1,7 +1,7 @@
 """The dispatcher: follows the log and derives ConsumeQueue units and index items from it, in order."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from stratalog.kernels.scan import ScanStatus, scan
 from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms
 from stratalog.layout.queue import UNIT
+from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue, OpenFiles
 from stratalog.store.disk import Disk, MappedFile
@@ -113,10 +114,12 @@ class Dispatcher:
         for queue in self.queues.values():
             self._register(queue)
 
-    def counts(self) -> tuple[int, int]:
-        """Queues that have units, and units in all of them."""
-        counts = [queue.end_offset - queue.first_offset for queue in list(self.queues.values()) if queue.end_offset]
-        return len(counts), sum(counts)
+    def snapshot(self) -> tuple[DispatchProgress, Seal]:
+        """How far dispatch is, and what queues and index hold at that point."""
+        with self._lock:
+            counts = [queue.end_offset - queue.first_offset for queue in self.queues.values() if queue.end_offset]
+            items = self._index.item_count if self._index else 0
+            return replace(self.progress), Seal(self.progress.offset, len(counts), sum(counts), items)
 
     def _register(self, queue: ConsumeQueue) -> None:
         self._table.add(queue.topic, queue.queue_id, queue.end_offset)
@@ -192,7 +195,7 @@ class Dispatcher:
         mine = np.flatnonzero(self._rows[:number] == row)
         queue.append(self._units.reshape(-1, UNIT.size)[mine].tobytes())
         self._rows[mine] = -1
-        queue.skip_to(record.queue_offset)
+        queue.skip_to(record.queue_offset, record.commit_log_offset)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = record.queue_offset
 
     def _record(self, file: MappedFile, number: int) -> Record:

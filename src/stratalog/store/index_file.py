@@ -12,7 +12,7 @@ from stratalog.kernels.index import find_items, put_keys
 from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, index_key, items_position, slots_position
 from stratalog.layout.javahash import index_key_hash, string_hash
 from stratalog.layout.names import INDEX, index_name, is_index_name
-from stratalog.store.disk import ClockNs, Disk, MappedFile
+from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 
 HITS_MAX = 64
 """A query never collects more (`maxMsgsNumBatch`)."""
@@ -45,10 +45,13 @@ class IndexFile:
         return int(self.header[_NEXT_ITEM])
 
     def store_header(self) -> None:
-        """Make the items durable, then the header that vouches for them."""
-        self.mapped.sync()
-        self.mapped.map[: HEADER.size] = HEADER.pack(*map(int, self.header))
-        self.mapped.sync()
+        """Make the items durable, then the header that vouches for them. Raises `StoreFailed`."""
+        try:
+            self.mapped.sync()
+            self.mapped.map[: HEADER.size] = HEADER.pack(*map(int, self.header))
+            self.mapped.sync()
+        except OSError as error:
+            raise failed(f"flush of {self.mapped.path}", error) from error
 
 
 class Index:
@@ -80,6 +83,7 @@ class Index:
         """Map the files. After an unclean stop (`below` given) only full files that end below that log offset are
         kept: what the others hold is not known, so they are removed and built again."""
         self.is_complete = True
+        self._disk.clear_unfinished(self.directory)
         for name, size in self._disk.files(self.directory).items():
             if not is_index_name(name):
                 continue
@@ -157,6 +161,7 @@ class Index:
                 self.item_capacity, file.header, self.with_tags, key,
             )  # fmt: skip
             if first < count:
+                self.resume_offset, self.resume_key = int(positions[first]) + base_offset, key
                 file.store_header()
                 self.flushed_timestamp = file.end_timestamp
                 self._create()

@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, DiskFull, NotAStore, StoreFailed
+from stratalog.errors import ConfigurationError, CorruptData, DiskFull, NotAStore, StoreFailed, StratalogError
 from stratalog.layout import names
 from stratalog.layout.message import Host
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog, log_file_size
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, failed
-from stratalog.store.dispatch import Dispatcher
+from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.message import Message
@@ -47,6 +47,7 @@ class MessageStore:
         self._disk = disk
         self._closed = False
         self._checkpointed = -1
+        self.derived_failure: StoreFailed | None = None
         self._release: Callable[[], None] | None = None
         self._queues: dict[tuple[str, int], Queue] = {}
         self._queues_lock = threading.Lock()
@@ -115,7 +116,6 @@ class MessageStore:
                 self._flush_all()
                 if self.index:
                     self.index.close()
-                self._store_checkpoint(seal=self._seal())
                 self._disk.remove(self.root / names.ABORT)
         finally:
             self._let_go()
@@ -249,37 +249,32 @@ class MessageStore:
         Raises `DiskFull`, `StoreFailed`; what could not be written is done again at the next call.
         """
         log = self.log
+        if self.derived_failure:
+            raise self.derived_failure
         try:
             self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(
-                    f"{self.root}: no room for queue units; free space on that disk. The messages are safe in the log "
-                    "and appear in their queues then"
-                ) from error
-            raise failed(f"queues of {self.root}", error) from error
+        except (OSError, StoreFailed) as error:
+            raise self._reason(error) from error
 
     def catch_up(self) -> None:
-        """Dispatch for a reader: on a full disk what is in the queues already can still be read."""
-        with contextlib.suppress(DiskFull):
+        """Dispatch for a reader: what is in the queues already can be read though no more can be written."""
+        with contextlib.suppress(DiskFull, StoreFailed):
             self.dispatch()
 
     def _flush_all(self) -> None:
-        """Log, then what is derived from it, then the checkpoint that vouches for both."""
+        """Log, then what is derived from it, then the checkpoint that vouches for both as they were before the sync."""
         self._flush_log()
         self.dispatch()
-        self._dispatcher.files.sync()
-        self._store_checkpoint()
+        progress, seal = self._dispatcher.snapshot()
+        self._flush_log()
+        try:
+            self._dispatcher.files.sync()
+            if progress.offset != self._checkpointed:
+                self._store_checkpoint(progress, seal)
+        except (OSError, StoreFailed) as error:
+            raise self._reason(error) from error
 
-    def _seal(self) -> Seal:
-        return Seal(self.log.end_offset, *self._dispatcher.counts(), self.index.item_count if self.index else 0)
-
-    def _store_checkpoint(self, seal: Seal | None = None) -> None:
-        progress = self._dispatcher.progress
-        known = seal is None and progress.offset == self._checkpointed
-        if self._disk.read_only or known or progress.offset > self.log.durable_offset:
-            return
-        self._checkpointed = progress.offset
+    def _store_checkpoint(self, progress: DispatchProgress, seal: Seal) -> None:
         Checkpoint(
             physic_msg_timestamp=progress.last_store_timestamp,
             logics_msg_timestamp=progress.last_store_timestamp,
@@ -288,6 +283,19 @@ class MessageStore:
             logics_commit_log_offset=progress.last_record_offset,
             seal=seal,
         ).store(self.root, self._disk, compatibility=self.settings.compatibility)
+        self._checkpointed = progress.offset
+
+    def _reason(self, error: OSError | StoreFailed) -> StratalogError:
+        """What to tell when derived files cannot be written. But for a full disk, it ends the store's writing: what the
+        kernel could not write once must not be flushed again."""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFull(
+                f"{self.root}: no room for queue units; free space on that disk. The messages are safe in the log and "
+                "appear in their queues then"
+            )
+        self.derived_failure = error if isinstance(error, StoreFailed) else failed(f"queues of {self.root}", error)
+        self.log.fail(self.derived_failure)
+        return self.derived_failure
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ The scan meets one of these situations; each has one decision.
       one more record
     none of these, no whole record behind it     TORN        the log ends here; the bytes behind are zeroed, later files
                                                              removed (old records must not rise again)
-    none of these, a whole record behind it      CORRUPT     not a tail: the range is quarantined (left as it is and
-                                                             reported), messages behind it are served
+    none of these, a whole record behind it,     CORRUPT     not a tail: the range is quarantined (left as it is and
+      or below what was durable once                         reported), messages behind it are served
 
 Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
 else is derived. After a clean stop (no `abort` file) the scan begins at the newest record that a queue knows; otherwise
@@ -73,53 +73,63 @@ def recover(
 ) -> Recovery:
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
-    Raises `CorruptData` when the queues point into a log that is not there.
+    Raises `CorruptData` when a part of the log is not there.
     """
-    newest = max((unit[0] for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=-1)
-    if not log.files and newest >= 0:
+    last = max((unit for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=None)
+    if not log.files and last:
         raise CorruptData(
             "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
             "to begin with an empty store",
             path=str(log.directory),
         )
-    start = _start_after_clean_stop(log, newest) if clean else _start_after_crash(log, checkpoint)
+    intact = _queues_are_intact(checkpoint.seal, dispatcher)
+    if not intact:
+        start = log.first_offset
+    elif clean:
+        start = _start_after_clean_stop(log, last[0] if last else -1)
+    else:
+        start = _start_after_crash(log, checkpoint)
     report = Recovery(clean=clean, scanned_from=start)
-    _scan(log, start, report)
-    log.end_at(report.end_offset)
+    vouched_end = checkpoint.seal.log_end_offset if checkpoint.seal else 0
+    report.end_offset = _scan(log, start, log.end_offset, vouched_end, report)
     if index:
         index.load(below=None if clean else report.end_offset)
+        intact = intact and _index_is_intact(checkpoint.seal, index, report.end_offset, clean=clean)
+        if not intact:
+            index.clear()
+    report.rebuilt = not intact
+    begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
+    if begin < start:  # damage there was found by an earlier opening, and is passed over again
+        _scan(log, begin, start, start, report)
+    log.end_at(report.end_offset)
+    ends = {queue: queue.offset_of(report.end_offset) for queue in dispatcher.queues.values()}
     for queue in dispatcher.queues.values():
-        queue.truncate(report.end_offset if clean else min(start, report.end_offset))
-    if clean and not _seal_holds(checkpoint.seal, dispatcher, index, report.end_offset):
-        report.rebuilt = True
-        start = log.first_offset
-        _forget_derived(log, dispatcher, index)
-    begin = start
-    if index and not index.is_complete:
-        begin = max(log.first_offset, min(start, index.resume_offset))
+        queue.truncate(report.end_offset if clean and intact else min(start, report.end_offset))
     _redispatch(dispatcher, begin, report)
+    if report.quarantined:  # an offset that was given to a message is never given to another
+        for queue, end in ((queue, end) for queue, end in ends.items() if queue.end_offset < end):
+            queue.skip_to(end, max(damage.end for damage in report.quarantined) - 1)
     return report
 
 
-def _seal_holds(seal: Seal | None, dispatcher: Dispatcher, index: Index | None, end_offset: int) -> bool:
-    """Whether queues and index are as the clean stop left them; a store that RocketMQ closed has no seal to break."""
+def _queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
+    """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
     if any(queue.is_damaged for queue in dispatcher.queues.values()):
         return False
-    if seal is None or seal.log_end_offset != end_offset:
+    if seal is None:
         return True
-    item_count = index.item_count if index else seal.index_item_count
-    return (*dispatcher.counts(), item_count) == (seal.queue_count, seal.unit_count, seal.index_item_count)
+    ends = [(queue.first_offset, queue.offset_of(seal.log_end_offset)) for queue in dispatcher.queues.values()]
+    counts = [end - first for first, end in ends if end > first]
+    return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
 
 
-def _forget_derived(log: CommitLog, dispatcher: Dispatcher, index: Index | None) -> None:
-    """Empty the queues and the index, to derive them from the whole log. A queue whose records have all gone from the
-    log keeps its units: only they know its next offset."""
-    if index:
-        index.clear()
-    for queue in dispatcher.queues.values():
-        newest = queue.last_unit()
-        if newest and newest[0] >= log.first_offset:
-            queue.truncate(-1)
+def _index_is_intact(seal: Seal | None, index: Index, end_offset: int, *, clean: bool) -> bool:
+    """The same for the index; after a crash full files count only."""
+    if seal is None:
+        return True
+    if clean:
+        return seal.log_end_offset != end_offset or index.item_count == seal.index_item_count
+    return len(index.files) >= seal.index_item_count // (index.item_capacity - 1)
 
 
 def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
@@ -148,37 +158,53 @@ def _is_record(log: CommitLog, commit_log_offset: int) -> bool:
     return bool(count)
 
 
-def _scan(log: CommitLog, start: int, report: Recovery) -> None:
-    """Walk the log from `start` to its end, verifying every record; fills the report."""
+def _scan(log: CommitLog, start: int, stop: int, vouched_end: int, report: Recovery) -> int:
+    """Walk the log from `start` to `stop`, verifying every record; returns where the log ends.
+
+    Below `vouched_end` everything was durable once: what is missing there was damaged, and is not a torn tail. Raises
+    `CorruptData` when the log ends before.
+    """
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
-    offset = report.end_offset = start
-    while log.first_offset <= offset < log.end_offset:
+    offset = end = start
+    while log.first_offset <= offset < stop:
         file, position = log.file_at(offset)
         base = offset - position
-        count, position, status = scan(file.address, position, file.size, base, True, positions, sizes)
+        limit = min(file.size, stop - base)
+        count, position, status = scan(file.address, position, limit, base, True, positions, sizes)
         report.record_count += count
         offset = base + position
         if count:
-            report.end_offset = offset
-        if status == ScanStatus.FULL:
+            end = offset
+        if status == ScanStatus.FULL or offset >= stop:
             continue
-        if _is_blank(file, position):
-            offset = report.end_offset = base + file.size
+        if _closes_file(file, position):
+            offset = end = base + file.size
             continue
         following = _next_record(log, offset)
+        if following is None and offset < vouched_end <= log.end_offset:
+            following = end = vouched_end
         if following is None:
             _check_not_cut(log, file, position)
             report.torn_size = _written_size(file, position)
-            return
+            break
         report.quarantined.append(Damage(offset, following, ScanStatus(status).name))
         offset = following
+    if end < vouched_end:
+        raise CorruptData(
+            f"the log ends at offset {end:,}, but it once held messages up to {vouched_end:,}: restore what is missing."
+            " To go on without those messages, remove consumequeue/, index/ and checkpoint: they are built again from "
+            "what is there",
+            path=str(log.directory),
+            position=end,
+        )
+    return end
 
 
-def _is_blank(file: MappedFile, position: int) -> bool:
+def _closes_file(file: MappedFile, position: int) -> bool:
     if file.size - position < BLANK.size:
         return True
     blank = BLANK.unpack(file.view.data, position)
-    return bool(blank.magic == MAGIC_BLANK)
+    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
 
 
 def _next_record(log: CommitLog, offset: int) -> int | None:
@@ -217,7 +243,7 @@ def _written_size(file: MappedFile, position: int) -> int:
 
 def _redispatch(dispatcher: Dispatcher, begin: int, report: Recovery) -> None:
     dispatcher.start_at(min(begin, report.end_offset))
-    for damage in report.quarantined:
+    for damage in sorted(report.quarantined, key=lambda damage: damage.begin):
         if damage.end > begin:
             dispatcher.dispatch(damage.begin)
             dispatcher.skip(damage.end)
