@@ -335,10 +335,10 @@ class Queue:
         low = high = 0
         mapping: Any = None
         for commit_log_offset, size, _ in UNIT.struct.iter_unpack(units):
+            if size == FILLER_SIZE:
+                start += 1
+                continue
             if not low <= commit_log_offset < high:
-                if size == FILLER_SIZE:
-                    start += 1
-                    continue
                 try:
                     file, position = log.file_at(commit_log_offset)
                 except IndexError:
@@ -346,7 +346,7 @@ class Queue:
                 mapping, low = file.map, commit_log_offset - position
                 high = low + file.size
             message = decode(mapping, commit_log_offset - low, topic)
-            if message.queue_offset != start and message.commit_log_offset != commit_log_offset:
+            if message.queue_offset != start or message.commit_log_offset != commit_log_offset:
                 raise self._not_there(start, commit_log_offset)
             yield message
             start += 1
@@ -383,10 +383,14 @@ class Queue:
         return low if bound == "lower" else max(first, low - 1)
 
     def _store_timestamp(self, queue_offset: int) -> int:
-        commit_log_offset, size, _ = self.store.units_of(self).unit(queue_offset)
-        if size == FILLER_SIZE:
-            return 0
-        return self._log.message(commit_log_offset, self.topic).store_timestamp
+        """Store time of the first message at or behind the offset: in place of a lost one stands a filler unit."""
+        units = self.store.units_of(self)
+        while queue_offset < units.end_offset:
+            commit_log_offset, size, _ = units.unit(queue_offset)
+            if size != FILLER_SIZE:
+                return self._log.message(commit_log_offset, self.topic).store_timestamp
+            queue_offset += 1
+        return 1 << 63
 
 
 def _joined(keys: Sequence[str]) -> str:

@@ -1,0 +1,134 @@
+"""After a power cut: what was acknowledged under sync flush is there, whatever pages made it to the disk."""
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratalog
+from crash.faults import Cut, install
+from store.model import QUIET, Clock, bodies, check
+from stratalog.layout.queue import UNIT
+
+TINY: dict[str, Any] = QUIET | {
+    "mapped_file_size_commit_log": 16 * 1024,
+    "mapped_file_size_consume_queue": 300 * UNIT.size,
+    "max_hash_slot_num": 50,
+    "max_index_num": 60,
+}
+SEED = 20240607
+
+
+def body_of(number: int) -> bytes:
+    return b"%04d" % number + bytes([number % 251 + 1]) * (number * 37 % 900)
+
+
+def run_and_cut(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, flush: str, count: int = 120, every: int = 3
+) -> list[tuple[Cut, int, int, int]]:
+    """Cuts at system calls of a run: (cut, acknowledged, begun, messages that a flush had made durable)."""
+    calls = install(monkeypatch, root)
+    cuts: list[tuple[Cut, int, int, int]] = []
+    moments = [(0, 0)]
+    durable = 0
+
+    def watch() -> None:
+        if len(calls.calls) % every == 0:
+            cuts.append((calls.cut(), *moments[-1], durable))
+
+    calls.watch = watch
+    with stratalog.open(root, flush=flush, clock_ns=Clock(), **TINY) as store:
+        for begin in range(0, count, 25):
+            part: list[tuple[int, int]] = moments
+            for number in range(begin, min(count, begin + 25)):
+                part[-1] = (number, number + 1)
+                store.put("t", body_of(number), queue_id=number % 2, keys=[f"k{number}"], tags="a")
+                part[-1] = (number + 1, number + 1)
+                if number % 7 == 6:
+                    assert store.queue("t", 0).max_offset
+            store._flush_all()
+            durable = moments[-1][0]
+    cuts.append((calls.cut(), count, count, count))
+    monkeypatch.undo()
+    return cuts
+
+
+def check_image(target: Path, at_least: int, begun: int) -> None:
+    with stratalog.open(target, **TINY) as store:
+        check(store)
+        found = bodies(store)
+        for queue_id in (0, 1):
+            given = [body_of(number) for number in range(queue_id, begun, 2)]
+            read = found.get(("t", queue_id), [])
+            needed = len(range(queue_id, at_least, 2))
+            assert read[:needed] == given[:needed], "an acknowledged message is lost or changed"
+            rest = iter(given[needed:])
+            assert all(body in rest for body in read[needed:]), "invented, mixed, repeated or out of order"
+        for number in range(max(0, at_least - 20), at_least):
+            assert [message.body for message in store.query("t", key=f"k{number}")] == [body_of(number)]
+        store.put("t", b"after", queue_id=0)
+    with stratalog.open(target, **TINY) as store:
+        check(store)
+        assert bodies(store)["t", 0][-1] == b"after"
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_no_acknowledged_message_is_lost_in_any_power_cut(
+    flush: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(SEED)
+    cuts = run_and_cut(folder / "store", monkeypatch, flush=flush, every=4 if flush == "sync" else 2)
+    assert len(cuts) > 30
+    for number, (cut, acknowledged, begun, flushed) in enumerate(cuts):
+        target = folder / f"image{number}"
+        cut.image(target, chance)
+        check_image(target, acknowledged if flush == "sync" else flushed, begun)
+
+
+def test_the_checkpoint_vouches_only_for_units_that_were_synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader's dispatch between the sync of the queues and the checkpoint must not be vouched for."""
+    calls = install(monkeypatch, folder / "store")
+    with stratalog.open(folder / "store", clock_ns=Clock(), **TINY) as store:
+        store.put("t", body_of(0), keys="k0")
+        store._flush_all()
+        store.put("t", body_of(1), keys="k1")
+        late = threading.Event()
+
+        def put_and_read() -> None:
+            name, path = calls.calls[-1]
+            if name == "fdatasync" and "consumequeue" in path and not late.is_set():
+                late.set()
+                for number in range(2, 10):
+                    store.put("t", body_of(number), keys=f"k{number}")
+                store.flush()
+                assert store._dispatcher.dispatch(store.log.end_offset) is None
+
+        monkeypatch.setattr(store._dispatcher.files, "_lock", threading.RLock())
+        calls.watch = put_and_read
+        store._flush_all()
+        assert late.is_set()
+        cut = calls.cut()
+        calls.watch = lambda: None
+    monkeypatch.undo()
+    chance = random.Random(SEED)
+    for number in range(6):
+        cut.image(folder / f"image{number}", chance)
+        with stratalog.open(folder / f"image{number}", **TINY) as store:
+            check(store)
+            assert [message.body for message in store.queue("t").read()] == [body_of(n) for n in range(10)]
+
+
+def test_new_files_and_names_are_durable_before_a_put_is_acknowledged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = install(monkeypatch, folder / "store")
+    with stratalog.open(folder / "store", flush="sync", **TINY) as store:
+        for number in range(40):
+            store.put("t", body_of(number))
+        names = [path.name for path in (folder / "store" / "commitlog").iterdir()]
+        assert len(names) > 1
+        cut = calls.cut()
+        cut.image(folder / "image", random.Random(0))
+        assert sorted(path.name for path in (folder / "image" / "commitlog").iterdir()) == sorted(names)
