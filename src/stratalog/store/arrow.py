@@ -187,6 +187,8 @@ def _rows_of(batch: pa.RecordBatch) -> _Rows:
             raise IllegalMessage(f"property {name} is given by two columns: drop one")
         columns[name] = _joined_keys(column) if name == KEYS and pa.types.is_list(field.type) else column
     if _RAW_PROPERTIES in batch.schema.names:
+        for name in _PROPERTY_OF_COLUMN.values():
+            columns.pop(name, None)  # a batch that was read holds them twice
         if columns:
             raise IllegalMessage(
                 f"column 'properties' holds all properties already; drop it or the columns {', '.join(columns)}"

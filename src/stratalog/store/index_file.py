@@ -15,7 +15,8 @@ from stratalog.layout.names import INDEX, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 
 HITS_MAX = 64
-"""A query never collects more (`maxMsgsNumBatch`)."""
+"""A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
+_HITS_AT_FIRST = 64
 
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
@@ -180,20 +181,29 @@ class Index:
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)
         self.files.append(IndexFile(self._disk.map(path), header))
 
-    def offsets(self, topic: str, key: str, *, begin: int, end: int, limit: int = HITS_MAX) -> Iterator[int]:
+    def offsets(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """Log offsets of records that may carry the key and were stored in [begin, end] ms, newest first.
 
         Candidates only: two keys may share a hash, so the caller checks the record (IndexService.queryOffset, but over
         every file whose interval overlaps; upstream stops early where store times went backwards).
         """
         key_hash = index_key_hash(string_hash(index_key(topic, key)))
-        found = np.empty(limit, np.int64)
         for file in reversed(self.files):
+            yield from self._hits(file, key_hash, begin, end)
+
+    def _hits(self, file: IndexFile, key_hash: int, begin: int, end: int) -> Iterator[int]:
+        """Hits in one file; looks for few at first, as most callers stop early."""
+        size, taken = _HITS_AT_FIRST, 0
+        while True:
+            found = np.empty(size, np.int64)
             count = find_items(
                 file.mapped.address, self.slot_count, self.item_capacity, file.begin_timestamp, file.next_item,
                 key_hash, begin, end, found,
             )  # fmt: skip
-            yield from map(int, found[:count])
+            yield from found[taken:count].tolist()
+            if count < size:
+                return
+            size, taken = 8 * size, count
 
     def close(self) -> None:
         """Store the newest file's header and make the index durable."""

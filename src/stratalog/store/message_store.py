@@ -5,7 +5,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -322,6 +322,8 @@ class MessageStore:
         """
         hits = []
         for offset in self.candidates(topic, key=key, begin=begin, end=end):
+            if not self.log.first_offset <= offset < self.log.end_offset:
+                continue  # the record has gone by retention, its index item not yet
             message = self.log.message(offset)
             if message.topic == topic and (key in message.keys or key == message.unique_key):
                 hits.append(message)
@@ -329,12 +331,20 @@ class MessageStore:
                     break
         return sorted(hits, key=lambda message: message.commit_log_offset)
 
-    def candidates(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterable[int]:
+    def candidates(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         if self.index is None:
             raise ConfigurationError("this store was opened with message_index_enable=False: it cannot look up keys")
         self.catch_up()
-        return dict.fromkeys(self.index.offsets(topic, key, begin=begin, end=end))
+        return self._each_once(self.index.offsets(topic, key, begin=begin, end=end))
+
+    @staticmethod
+    def _each_once(offsets: Iterable[int]) -> Iterator[int]:
+        seen: set[int] = set()
+        for offset in offsets:
+            if offset not in seen:
+                seen.add(offset)
+                yield offset
 
     def read_arrow(
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
