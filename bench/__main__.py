@@ -4,8 +4,10 @@ import argparse
 import importlib
 import os
 import shutil
+import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from bench import machine, report
@@ -33,7 +35,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds after the warm-up (default 5; quick 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured there")
     parser.add_argument("--quick", action="store_true", help="a quarter of the messages, for a first look")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where to write (default: here); cleaned up afterwards")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(), help="where to write (default: here); cleaned up afterwards"
+    )
     given = parser.parse_args()
     given.only = [name for name in given.only.split(",") if name]
     unknown = [name for name in given.only if name not in FLOORS]
@@ -56,12 +60,19 @@ def main() -> None:
         bench = Bench(directory, rounds=given.rounds or (3 if given.quick else 5), quick=given.quick)
         begin = time.perf_counter()
         results: list[Result] = []
+        failed = []
         for name in given.only:
-            results += run_floor(name, importlib.import_module(f"bench.{name}").floor, bench)
+            try:
+                results += run_floor(name, importlib.import_module(f"bench.{name}").floor, bench)
+            except Exception:  # noqa: BLE001 - one floor's failure must not take the others' figures away
+                failed.append(name)
+                print(f"\n{name} failed:\n{traceback.format_exc()}", file=sys.stderr)
         print(f"\nmedian of {bench.rounds} interleaved rounds; {time.perf_counter() - begin:.0f} s\n")
         print(report.table(results))
         if given.json:
             report.save_json(given.json, facts, results)
+        if failed:
+            sys.exit(f"failed: {', '.join(failed)} (see above)")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

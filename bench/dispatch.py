@@ -27,12 +27,9 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
             write = limits.sequential_write(folder / "limit", int(messages.count * size)) / size
         return [Sample(messages.count / written_s, limit), Sample(messages.count / durable_s, write)]
 
-    yield [
-        Case(
-            [
-                Line("backlog into 16 queues and index (3 keys), 100 B", limit="read", target=Target(3e6), message_size=size),
-                Line("same, until log, queues and index are durable", limit="write + fdatasync", message_size=size),
-            ],
-            run,
-        )
-    ]  # fmt: skip
+    path = f"backlog into {_QUEUES} queues and index (3 keys), 100 B"
+    lines = [
+        Line(path, limit="read", target=Target(3e6), message_size=size),
+        Line("same, until log, queues and index are durable", limit="write + fdatasync", message_size=size),
+    ]
+    yield [Case(lines, run)]

@@ -37,23 +37,21 @@ def reading(data: NDArray[np.uint8]) -> float:
 def fresh_pages(path: Path, size: int) -> float:
     """Bytes per second of copying into a mapped, allocated file whose pages nobody has touched: what any writer pays
     on its way through a log file for the first time. The file is removed."""
-    source = np.ones(_CHUNK, np.uint8)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         os.posix_fallocate(fd, 0, size)
         with mmap.mmap(fd, size) as mapping:
-            target = np.frombuffer(mapping, np.uint8)
-
-            def copy() -> None:
-                for begin in range(0, size - _CHUNK + 1, _CHUNK):
-                    target[begin : begin + _CHUNK] = source
-
-            rate = size / seconds(copy)
-            del target
+            rate = size / seconds(lambda: _fill(mapping, bytes(_CHUNK)))
     finally:
         os.close(fd)
         path.unlink()
     return rate
+
+
+def _fill(target: mmap.mmap, chunk: bytes) -> None:
+    for begin in range(0, len(target), len(chunk)):
+        size = min(len(chunk), len(target) - begin)
+        target[begin : begin + size] = chunk[:size] if size < len(chunk) else chunk
 
 
 def append_and_sync(path: Path, record_size: int, *, duration_s: float) -> float:

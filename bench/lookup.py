@@ -7,12 +7,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.data import SEED, TOPIC, Messages
+from bench.data import SEED, TOPIC, Messages, key_of
 from bench.harness import Bench, Case, Line, Sample, Target
 from bench.read import fill
 from stratalog.store.message_store import MessageStore, open_store
 
 _LOOKUPS = 4000
+_LINES = [
+    Line("key lookup, warm, p50", "s", limit="pread of a record", target=Target(10e-6, at_most=True)),
+    Line("key lookup, warm, p99", "s", limit="pread of a record"),
+]
 
 
 @contextmanager
@@ -27,19 +31,11 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
             def run() -> list[Sample]:
                 numbers = [chosen.randrange(messages.count) for _ in range(_LOOKUPS)]
                 pread_s = _preads(str(log), [int(number * messages.record_size) for number in numbers])
-                times = _lookups(store, [messages.keys[number] for number in numbers])
+                times = _lookups(store, [key_of(number) for number in numbers])
                 p99_s = statistics.quantiles(times, n=100)[98]
                 return [Sample(statistics.median(times), pread_s), Sample(p99_s, pread_s)]
 
-            yield [
-                Case(
-                    [
-                        Line("key lookup, warm, p50", "s", limit="pread of a record", target=Target(10e-6, at_most=True)),
-                        Line("key lookup, warm, p99", "s", limit="pread of a record"),
-                    ],
-                    run,
-                )
-            ]  # fmt: skip
+            yield [Case(_LINES, run)]
 
 
 def _lookups(store: MessageStore, keys: Sequence[str]) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-from litequeue import LiteQueue
+from litequeue import LiteQueue  # type: ignore[import-untyped]
 from persistqueue import Queue as PersistQueue
 
 from bench.data import Messages
@@ -35,8 +35,8 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
     yield [
         case("lmdb, unsynced", three, _lmdb, 60_000),
         case("sqlite3, WAL, synchronous off", three, _sqlite, 20_000),
-        case("litequeue, synchronous off", ("put", "pop"), _litequeue, 4_000),
-        case("persist-queue, file queue", ("put", "get"), _persist_queue, 1_600),
+        case("litequeue, synchronous off", ("put", "pop"), _litequeue, 1_500),
+        case("persist-queue, file queue", ("put", "get"), _persist_queue, 800),
     ]
 
 

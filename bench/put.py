@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+import stratalog
 from bench import limits
 from bench.data import REGION, TOPIC, VERSION, Messages
 from bench.harness import Bench, Case, Line, Sample, Target, seconds
@@ -79,10 +80,11 @@ def append(batch: pa.RecordBatch, times: int) -> Put:
 
 @contextmanager
 def floor(bench: Bench) -> Iterator[Sequence[Case]]:
-    small, large = Messages(bench.count(120_000), 100), Messages(bench.count(80_000), 1024)
+    small, large = Messages(bench.count(80_000), 100), Messages(bench.count(60_000), 1024)
     rows_small, rows_large = Messages(200_000, 100), Messages(bench.count(200_000), 1024)
     batch_small, batch_large = rows_small.batch(), rows_large.batch()
     copies = 1 if bench.quick else 4
+    put_small, put_large = append(batch_small, copies), append(batch_large, 1)
     yield [
         _case(bench, "put, keywords, 100 B", small, put_keywords(small), Target(0.5e6)),
         _case(bench, "put, keywords, 1 KB", large, put_keywords(large)),
@@ -90,13 +92,13 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
         _case(bench, "put on a bound queue, raw properties, 100 B", small, put_raw(small), Target(0.9e6)),
         _case(bench, "put on a bound queue, raw properties, 1 KB", large, put_raw(large)),
         _case(bench, "list of 100, 100 B", small, put_lists(small), Target(3e6)),
-        _case(bench, "Arrow append, 100 B", rows_small, append(batch_small, copies), Target(8e6), copies=copies),
-        _case(bench, "Arrow append, 1 KB", rows_large, append(batch_large, 1), Target(0.33, "ratio")),
+        _case(bench, "Arrow append, 100 B", rows_small, put_small, Target(8e6), copies=copies),
+        _case(bench, "Arrow append, 1 KB", rows_large, put_large, Target(0.33, "ratio")),
         _case(bench, "same, fresh pages: raw properties, 100 B", small, put_raw(small), fresh=True),
         _case(bench, "same, fresh pages: raw properties, 1 KB", large, put_raw(large), fresh=True),
-        _case(bench, "same, fresh pages: Arrow, 100 B", rows_small, append(batch_small, copies), copies=copies, fresh=True),
-        _case(bench, "same, fresh pages: Arrow, 1 KB", rows_large, append(batch_large, 1), fresh=True),
-        _sustained(bench, Messages(bench.count(800_000), 100)),
+        _case(bench, "same, fresh pages: Arrow, 100 B", rows_small, put_small, copies=copies, fresh=True),
+        _case(bench, "same, fresh pages: Arrow, 1 KB", rows_large, put_large, fresh=True),
+        _sustained(bench, Messages(bench.count(500_000), 100)),
     ]  # fmt: skip
 
 
@@ -133,8 +135,6 @@ def _sustained(bench: Bench, messages: Messages) -> Case:
     def run() -> list[Sample]:
         with bench.folder("put") as folder:
             limit = limits.sequential_write(folder / "limit", int(messages.count * messages.record_size))
-            import stratalog
-
             with stratalog.open(folder / "store") as store:
                 store.append(_FIRST, topic=TOPIC)
                 rate = messages.count / seconds(lambda: put_raw(messages)(store))

@@ -9,12 +9,14 @@ import numpy as np
 from bench import limits
 from bench.data import TOPIC, Messages
 from bench.harness import Bench, Case, Line, Sample, Target, seconds
-from bench.stores import open_quiet
+from bench.stores import UnsyncedDisk, open_quiet
 from stratalog.kernels.scan import scan
 from stratalog.store.message_store import MessageStore, open_store
 from stratalog.store.verify import verify
 
 _CHUNK_RECORDS = 1 << 16
+_SCANNED_SIZE = 1 << 30
+"""Bytes of the log that is walked: what recovery meets, and more than processors keep in their caches."""
 _ARROW_ROWS = 4096
 _ITERATED = 150_000
 _COLUMNS = ("body", "queueId", "queueOffset", "storeTimestamp", "bornTimestamp", "tags", "keys", "uniqueKey")
@@ -30,7 +32,31 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
             fill(folder, messages)
             store = opened.enter_context(open_store(folder, mode="r"))
             cases += _cases(store, messages, name)
+            folder = opened.enter_context(bench.folder(f"scan-{body_size}"))
+            cases.insert(0, _scan_case(opened.enter_context(_long_log(folder, messages)), messages, name))
         yield cases
+
+
+@contextmanager
+def _long_log(folder: Path, messages: Messages) -> Iterator[MessageStore]:
+    """A log of 1 GiB in one file, never synced and without queues or index."""
+    disk = UnsyncedDisk(touched=False)
+    with open_quiet(
+        folder, disk=disk, mapped_file_size_commit_log=_SCANNED_SIZE, message_index_enable=False
+    ) as store:  # fmt: skip
+        batch = messages.batch()
+        while store.log.end_offset < _SCANNED_SIZE - 2 * messages.count * messages.record_size:
+            store.append(batch, topic=TOPIC)
+        yield store
+
+
+def _scan_case(store: MessageStore, messages: Messages, name: str) -> Case:
+    def run() -> list[Sample]:
+        view = store.log.files[0].view[: store.log.end_offset]
+        return [Sample(store.log.end_offset / seconds(lambda: _scan(store)), limits.reading(view))]
+
+    target = Target(0.55, "ratio") if messages.body_size > 100 else None
+    return Case([Line(f"scan with CRC, one thread, {name}", "B/s", limit="read", target=target)], run)
 
 
 def fill(folder: Path, messages: Messages) -> None:
@@ -57,9 +83,6 @@ def _cases(store: MessageStore, messages: Messages, name: str) -> list[Case]:
     def copy_limit() -> float:
         return limits.memcpy() / size
 
-    def walk() -> list[Sample]:
-        return [Sample(messages.count / seconds(lambda: _scan(store)), read_limit())]
-
     def check() -> list[Sample]:
         return [Sample(messages.count / seconds(lambda: verify(store)), read_limit())]
 
@@ -70,7 +93,6 @@ def _cases(store: MessageStore, messages: Messages, name: str) -> list[Case]:
         return [Sample(messages.count / seconds(lambda: _decode(store, messages.count)), copy_limit())]
 
     return [
-        Case(line("scan with CRC, one thread", "read", None if small else Target(0.55, "ratio")), walk),
         Case(line("verify log, queue and index", "read"), check),
         Case(line("iterate messages", "memcpy", Target(1.3e6) if small else None), iterate),
         Case(line("decode to Arrow, 8 columns", "memcpy", Target(4.5e6) if small else None), decode),

@@ -13,9 +13,7 @@ _HEAD = ("path", "figure", "min – max", "bytes", "limit in the same round", ""
 def number(value: float, unit: Unit) -> str:
     """A figure with the prefix that leaves three digits: 1.12 M/s, 236 µs, 4.1 GB/s."""
     if unit == "s":
-        scale, suffix = next(
-            (scale, suffix) for scale, suffix in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")) if value >= scale or suffix == "µs"
-        )  # fmt: skip
+        scale, suffix = (1, "s") if value >= 1 else (1e-3, "ms") if value >= 1e-3 else (1e-6, "µs")
     elif unit == "count":
         scale, suffix = 1, ""
     else:

@@ -18,7 +18,7 @@ with stratalog.open(sys.argv[1], max_hash_slot_num=1000, max_index_num=10_000) a
     store.queue("first").read_arrow(0)
     assert [message.body for message in store.query("first", key="y")] == [b"b"]
 """
-"""First use: a store made, filled in bulk, dispatched, looked up and decoded. It needs every kernel of a local store."""
+"""First use: a store made, filled in bulk, dispatched, looked up and decoded, which takes all kernels of a store."""
 
 
 @contextmanager

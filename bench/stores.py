@@ -1,4 +1,4 @@
-"""Stores as the benchmark needs them: no thread of their own beside what is measured, and none of RocketMQ's large files."""
+"""Stores as the benchmark needs them: no thread of their own works beside what is measured."""
 
 import mmap
 import os
