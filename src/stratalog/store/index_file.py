@@ -98,7 +98,7 @@ class Index:
         self.is_complete = self.is_complete and bool(self.files)
         if self.files:
             self.resume_offset = self.files[-1].end_commit_log_offset
-            self.resume_key = self._keys_at_end(self.files[-1])
+            self.resume_key = self._keys_at_end()
             self.flushed_timestamp = max(self.flushed_timestamp, self._full_timestamp())
 
     @property
@@ -118,12 +118,18 @@ class Index:
             if is_index_name(other) and other >= name:
                 self._disk.remove(self.directory / other)
 
-    def _keys_at_end(self, file: IndexFile) -> int:
-        """How many items at the file's end belong to its last record."""
-        items = self.items(file)
+    def _keys_at_end(self) -> int:
+        """How many items of the newest indexed record there are: at the end of the last file, and of those before it
+        while it fills the later ones."""
         count = 0
-        while count < len(items) and int(items["commit_log_offset"][-1 - count]) == file.end_commit_log_offset:
-            count += 1
+        for file in reversed(self.files):
+            offsets = self.items(file)["commit_log_offset"].tolist()
+            mine = 0
+            while mine < len(offsets) and offsets[-1 - mine] == self.resume_offset:
+                mine += 1
+            count += mine
+            if mine < len(offsets):
+                break
         return count
 
     @property

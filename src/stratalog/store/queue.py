@@ -1,16 +1,14 @@
 """One queue as its users see it: put and read."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from fastcrc import crc32 as _crc32
 
 from stratalog.errors import CorruptData, IllegalMessage, OffsetOutOfRange
-from stratalog.layout.javahash import property_order
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD,
@@ -27,10 +25,11 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.names import check_topic
-from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
+from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.message import Message, message_at
+from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,24 +64,6 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         return offset_message_id(self.store_host, self.commit_log_offset)
 
 
-_Shape = tuple[str, Callable[[tuple[Any, ...]], Any], int]
-"""How properties with one set of names are written: a `%` template in RocketMQ's order, what picks the values in that
-order from (tags, keys, unique key, *properties), and their number."""
-
-
-def _shape_of(absent: tuple[bool, bool, bool], names: tuple[str, ...]) -> _Shape:
-    for name in names:
-        if not name or NAME_END in name or VALUE_END in name:
-            raise IllegalMessage(f"property name {name!r}: empty, or it holds a separator character (0x01 or 0x02)")
-    numbered = [(name, number) for number, name in enumerate((TAGS, KEYS, UNIQUE_KEY, *names))]
-    given = dict(pair for pair in numbered if pair[1] >= len(absent) or not absent[pair[1]])
-    if len(given) != len(names) + absent.count(False):
-        raise IllegalMessage(f"property {', '.join(names)}: one of these is given by tags, keys or unique_key as well")
-    ordered = property_order(list(given))
-    template = "".join(f"{name.replace('%', '%%')}{NAME_END}%s{VALUE_END}" for name in ordered)
-    return template, itemgetter(*(given[name] for name in ordered)), len(ordered)
-
-
 class Queue:
     """One queue of one topic, bound to an open store: the fast way in a loop. Any thread may use it.
 
@@ -110,7 +91,7 @@ class Queue:
         self.list_writer: Any = None
         self.is_plain = bool(self._name) and not self.host.is_v6
         self.fixed_size = FIXED_SIZE_V1 + len(name)
-        self._shapes: dict[tuple[Any, ...], _Shape] = store.shapes
+        self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
 
     def __repr__(self) -> str:
         return f"<Queue {self.topic}/{self.queue_id}>"
@@ -134,7 +115,7 @@ class Queue:
         Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
         """
         if keys is not None and type(keys) is not str:
-            keys = _joined(keys)
+            keys = joined_keys(keys)
         shape_key: tuple[Any, ...]
         values: tuple[Any, ...]
         if properties:
@@ -147,11 +128,11 @@ class Queue:
                 return self._append(body, b"", born_timestamp, wait)
         shape = self._shapes.get(shape_key)
         if shape is None:
-            shape = self._shapes[shape_key] = _shape_of(shape_key[:3], shape_key[3:])
+            shape = self._shapes[shape_key] = shape_of(shape_key[:3], shape_key[3:])
         template, order, count = shape
         text = (template % order(values)).encode()
         if len(text) - len(text.translate(None, _SEPARATORS)) != 2 * count or "" in values:
-            raise _bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values)
+            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values)
         return self._append(body, text, born_timestamp, wait)
 
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
@@ -391,23 +372,6 @@ class Queue:
                 return self._log.message(commit_log_offset, self.topic).store_timestamp
             queue_offset += 1
         return 1 << 63
-
-
-def _joined(keys: Sequence[str]) -> str:
-    for key in keys:
-        if KEY_SEPARATOR in key:
-            raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
-    return KEY_SEPARATOR.join(keys)
-
-
-def _bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessage:
-    for name, value in zip(names, values, strict=True):
-        text = str(value)
-        if value is not None and not text:
-            return IllegalMessage(f"property {name!r} is empty: leave it out (a reader would not see it)")
-        if NAME_END in text or VALUE_END in text:
-            return IllegalMessage(f"property {name!r} holds a separator character (0x01 or 0x02); nothing was written")
-    return IllegalMessage(f"properties {names} cannot be encoded")
 
 
 def check_queue(topic: str, queue_id: int) -> None:

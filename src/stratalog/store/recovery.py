@@ -103,8 +103,10 @@ def recover(
         _scan(log, begin, start, start, report)
     log.end_at(report.end_offset)
     ends = {queue: queue.offset_of(report.end_offset) for queue in dispatcher.queues.values()}
+    if intact and not any(damage.begin < vouched_end for damage in report.quarantined):
+        start = report.end_offset if clean else max(start, vouched_end)  # a stop from here on breaks no seal
     for queue in dispatcher.queues.values():
-        queue.truncate(report.end_offset if clean and intact else min(start, report.end_offset))
+        queue.truncate(min(start, report.end_offset))
     _redispatch(dispatcher, begin, report)
     if report.quarantined:  # an offset that was given to a message is never given to another
         for queue, end in ((queue, end) for queue, end in ends.items() if queue.end_offset < end):
