@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stratalog.config.settings import StoreSettings
     from stratalog.store.message import Message
     from stratalog.store.message_store import MessageStore
-    from stratalog.store.message_store import open_store as open
+    from stratalog.store.opening import open_store as open  # noqa: A004 - the verb a Python person guesses
     from stratalog.store.queue import Queue, Receipt
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOMES = {
     "Queue": ("stratalog.store.queue", "Queue"),
     "Receipt": ("stratalog.store.queue", "Receipt"),
     "StoreSettings": ("stratalog.config.settings", "StoreSettings"),
-    "open": ("stratalog.store.message_store", "open_store"),
+    "open": ("stratalog.store.opening", "open_store"),
 }
 
 

@@ -175,7 +175,7 @@ def cut(units: memoryview) -> Iterator[memoryview]:
 
 def open_local(path: str) -> "MessageStore":
     """The store in a directory (or `file://` URL), read-only. Raises `NotAStore`."""
-    from stratalog.store.message_store import open_store
+    from stratalog.store.opening import open_store
 
     place = Path(local_path(path))
     if not place.exists():

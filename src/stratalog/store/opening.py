@@ -1,0 +1,66 @@
+"""Opening a store: what `stratalog.open` does before a `MessageStore` exists."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.layout import names
+from stratalog.store.commit_log import log_file_size
+from stratalog.store.disk import ClockNs, Disk, PrivateDisk
+from stratalog.store.message_store import MessageStore
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    mode: Literal["r", "w"] = "w",
+    clock_ns: ClockNs = time.time_ns,
+    disk: Disk | None = None,
+    settings: StoreSettings | None = None,
+    **given: Any,
+) -> MessageStore:
+    """Open the message store in a directory.
+
+    `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
+    running broker and sees the store as it is now. Settings are those of `StoreSettings`, as keywords.
+    Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`.
+    """
+    root = Path(path)
+    if mode not in ("r", "w"):
+        raise ConfigurationError(f"mode={mode!r}: give 'r' or 'w'")
+    disk = disk or (PrivateDisk() if mode == "r" else Disk())
+    _check_directory(root, disk)
+    settings = settings or StoreSettings.make(given)
+    settings = settings.with_file_sizes(
+        commit_log=log_file_size(disk, root / names.COMMIT_LOG), consume_queue=_queue_file_size(disk, root)
+    )
+    store = MessageStore(root, settings, disk, clock_ns)
+    try:
+        store.open()
+    except OSError as error:
+        raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error
+    return store
+
+
+def _check_directory(root: Path, disk: Disk) -> None:
+    if root.exists() and not root.is_dir():
+        raise NotAStore(f"{root} is a file: give the directory that holds (or shall hold) commitlog/")
+    if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():
+        return
+    content = disk.files(root).keys() | set(disk.directories(root))
+    if disk.read_only:
+        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG}:
+        raise NotAStore(f"{root} holds other files and no {names.COMMIT_LOG}/; give an empty or new directory")
+
+
+def _queue_file_size(disk: Disk, root: Path) -> int | None:
+    for topic in disk.directories(root / names.CONSUME_QUEUE):
+        for queue_id in disk.directories(root / names.CONSUME_QUEUE / topic):
+            for name, size in disk.files(root / names.CONSUME_QUEUE / topic / queue_id).items():
+                if names.offset_of(name) is not None and size:
+                    return size
+    return None
