@@ -153,14 +153,15 @@ class StreamingDriver:
         seed: int = 0,
         writers: int = 2,
         checkpoint: dict[str, Any] | None = None,
+        cluster: str = CLUSTER,
         broker: str = BROKER,
         index: bool = True,
     ) -> None:
         backend = open_backend(tier)
-        manifest = Manifest(backend, CLUSTER, broker)
+        manifest = Manifest(backend, cluster, broker)
         _begun(backend, manifest, str(tier))
-        self.reader = LogReader(str(store), tier=str(tier), cluster=CLUSTER, broker=broker, max_bytes=max_bytes)
-        self.writer = RunWriter(str(store), tier=str(tier), cluster=CLUSTER, broker=broker, index=index)
+        self.reader = LogReader(str(store), tier=str(tier), cluster=cluster, broker=broker, max_bytes=max_bytes)
+        self.writer = RunWriter(str(store), tier=str(tier), cluster=cluster, broker=broker, index=index)
         self.checkpoint = {} if checkpoint is None else checkpoint
         self._limit = ReadMaxBytes(max_bytes)
         self._random = random.Random(seed)
@@ -202,14 +203,14 @@ class StreamingDriver:
         pickled(self.writer).commit(messages, self.batch_count)
 
 
-def tier_state(tier: Path, broker: str = BROKER) -> TierState:
+def tier_state(tier: Path, cluster: str = CLUSTER, broker: str = BROKER) -> TierState:
     """The committed state, with the manifest's own checks on the way."""
-    return Manifest(open_backend(tier), CLUSTER, broker).load()
+    return Manifest(open_backend(tier), cluster, broker).load()
 
 
-def tier_bytes(tier: Path, broker: str = BROKER) -> Iterator[tuple[str, bytes]]:
+def tier_bytes(tier: Path, cluster: str = CLUSTER, broker: str = BROKER) -> Iterator[tuple[str, bytes]]:
     """Path and committed bytes of every segment of messages."""
-    backend, state = open_backend(tier), tier_state(tier, broker)
+    backend, state = open_backend(tier), tier_state(tier, cluster, broker)
     for name, queue in sorted(state.queues.items()):
         for kind, segments in (
             (SegmentType.COMMIT_LOG, queue.commit_log),

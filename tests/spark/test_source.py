@@ -24,7 +24,13 @@ from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.pipeline import history
 from stratalog.pipeline.history import local_path
 
-GOLDEN_STORES = ["local/plain-5.5.0", "local/boundary-5.5.0", "local/ipv6", "local/long-topic", "local/min-offset-5.5.0"]
+GOLDEN_STORES = [
+    "local/plain-5.5.0",
+    "local/boundary-5.5.0",
+    "local/ipv6",
+    "local/long-topic",
+    "local/min-offset-5.5.0",
+]
 GOLDEN_TIERS = [name for name in golden_names("tiered") if "plain" in name or "segments" in name]
 
 

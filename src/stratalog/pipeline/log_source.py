@@ -96,7 +96,9 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._state: TierState | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        return _offset(self._committed().start(self._tier_state().source_end))
+        done = max(self._tier_state().source_end, 0)
+        self._committed().start(done)
+        return _offset(done)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxBytes(self._max_bytes)
@@ -111,7 +113,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log = self._committed()
         begin = log.start(_value(start))
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else log.end_offset
-        return _offset(log.border(begin, begin + size))
+        end = log.border(begin, begin + size)
+        return _offset(end) if end > begin else start
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         return _offset(self._committed().end_offset)

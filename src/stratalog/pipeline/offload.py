@@ -124,8 +124,7 @@ def offload(
         job = _Job(path, log, tier_url, cluster, broker or Path(path).name, index_slot_count, compact_index)
         settings = {"index": str(index).lower(), "maxBytesPerTrigger": str(max_bytes_per_trigger)}
         session = spark or spark_session(streaming=True)
-        for source in (LogSource, TierSink):
-            session.dataSource.register(source)
+        _register(session)
         count = writers or len(os.sched_getaffinity(0))
         job.start()
         for attempt in range(_CONFLICTS_MAX + 1):
@@ -139,6 +138,16 @@ def offload(
         return job.finish()
     finally:
         log.close()
+
+
+def _register(session: "SparkSession") -> None:
+    """Make source and sink known to the session.
+
+    Spark looks a sink up in the *active* session, and a thread that never used one has none: creating a frame sets it.
+    """
+    for source in (LogSource, TierSink):
+        session.dataSource.register(source)
+    session.createDataFrame([], "offset BIGINT")
 
 
 def _query(session: "SparkSession", options: dict[str, str], writers: int, checkpoint: str) -> "StreamingQuery":
