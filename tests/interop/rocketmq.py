@@ -56,7 +56,8 @@ def jars(release: str) -> Path:
     ]  # fmt: skip
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
-        unfinished.rename(folder)
+        if not folder.exists():  # another run may have been faster
+            unfinished.rename(folder)
     except (subprocess.SubprocessError, OSError) as error:
         raise NoRocketMQ("Maven cannot fetch RocketMQ's jars: no network, or no repository that has them") from error
     finally:
@@ -72,7 +73,8 @@ def classes(release: str) -> Path:
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
         command = [tool("javac"), "-nowarn", "-encoding", "UTF-8", "-cp", f"{jars(release)}/*", "-d", str(unfinished)]
         subprocess.run([*command, *map(str, SOURCES)], check=True)
-        unfinished.rename(folder)
+        if not folder.exists():
+            unfinished.rename(folder)
     return folder
 
 
