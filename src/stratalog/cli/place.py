@@ -46,7 +46,7 @@ def open_local(
 def open_place(path: str, *, tier: bool, given: Sequence[str] | None = None) -> "MessageStore | TieredStore":
     """Open a store read-only, or a tier: by the flag, else by what lies in the directory."""
     if tier or is_tier(path):
-        warm_up()
+        warm_up(load=True)
         from stratalog import tiered
 
         return tiered.open(path)
@@ -65,14 +65,19 @@ def is_tier(path: str) -> bool:
     return any(cluster_directory(name.partition("_")[2]) == name for name in names if "_" in name)
 
 
-def warm_up() -> None:
-    """Compile the kernels if this machine has not yet, and say so: it happens once and takes some seconds."""
+def warm_up(*, load: bool = False) -> None:
+    """Compile the kernels if this machine has not yet, and say so: it happens once and takes some seconds.
+
+    `load` loads all of them now (a quarter of a second), so that no latency measured later contains it.
+    """
     from stratalog.kernels.jit import CACHE_DIRECTORY
 
-    if CACHE_DIRECTORY and not Path(CACHE_DIRECTORY).exists():
+    is_cold = bool(CACHE_DIRECTORY) and not Path(CACHE_DIRECTORY).exists()
+    if is_cold:
+        tell("compiling kernels (once)")
+    if is_cold or load:
         from stratalog.kernels.warm import compile_all
 
-        tell("compiling kernels (once)")
         compile_all()
 
 

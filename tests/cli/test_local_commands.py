@@ -1,0 +1,257 @@
+"""The commands on a local store: what they print, as tables and as JSON, and their exit codes."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import stratalog
+from cli.calls import SETTINGS, Call
+from stratalog import __version__
+from stratalog.cli.follow import follow
+from stratalog.layout.message import HEAD
+
+COMMANDS = ("demo", "put", "get", "query", "tail", "inspect", "verify", "offload", "sql")
+SMALL = [f"--set={name}={value}" for name, value in SETTINGS.items()]
+
+
+def lines_of(result: Result) -> list[dict[str, object]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str, call: Call) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"stratalog {command} " in result.stdout.partition("Examples:")[2]
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom stratalog.cli.main import app\ntry:\n    app(['put', '--help'])\nfinally:\n"
+        "    print([name for name in ('numpy', 'numba', 'pyarrow', 'pyspark', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_command(call: Call) -> None:
+    shown = call("--help").stdout
+    assert [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.startswith("  ")][
+        : len(COMMANDS)
+    ] == list(COMMANDS)
+
+
+def test_the_version_is_printed(call: Call) -> None:
+    assert call("--version").stdout == f"stratalog {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("put",),
+        ("put", "store", "orders", "a", "--file", "b"),
+        ("put", "store", "orders", "a", "--property", "novalue"),
+        ("put", "store", "orders", "a", "--set", "novalue"),
+        ("get", "store", "orders", "--offset", "1", "--time", "2"),
+        ("get", "store", "orders", "--time", "yesterday"),
+        ("get", "store", "orders", "--count", "0"),
+        ("sql", "SELECT 1"),
+        ("nonsense",),
+    ],
+)
+def test_a_wrong_call_is_told_with_exit_code_2(arguments: tuple[str, ...], call: Call) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+
+
+def test_one_message_goes_in_with_all_that_describes_it(tmp_path: Path, call: Call) -> None:
+    result = call(
+        "put", tmp_path / "new", "orders", "hällo", "--queue", 3, "--tags", "paid", "-k", "o-1", "-k", "o-2",
+        "-p", "region=eu=west", *SMALL,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("put into orders/3 at offset 0, message id ")
+    with stratalog.open(tmp_path / "new", mode="r", **SETTINGS) as store:
+        message = next(store.queue("orders", 3).read())
+    assert message.body == "hällo".encode()
+    assert (message.tags, message.keys, message.properties["region"]) == ("paid", ["o-1", "o-2"], "eu=west")
+    assert result.stdout.rstrip().endswith(message.message_id)
+
+
+def test_lines_of_stdin_are_messages(tmp_path: Path, call: Call) -> None:
+    result = call("put", tmp_path / "new", "orders", "--json", *SMALL, stdin=b"one\ntwo\r\n\xff\n")
+    (shown,) = lines_of(result)
+    assert (shown["count"], shown["queueOffset"], shown["lastQueueOffset"]) == (3, 0, 2)
+    with stratalog.open(tmp_path / "new", mode="r", **SETTINGS) as store:
+        assert [message.body for message in store.queue("orders").read()] == [b"one", b"two", b"\xff"]
+
+
+def test_a_file_is_one_message_or_its_lines(tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"a\nb\n")
+    assert call("put", tmp_path / "new", "orders", "--file", file, *SMALL).exit_code == 0
+    assert "put 2 messages" in call("put", tmp_path / "new", "orders", "--file", file, "--lines").stdout
+    with stratalog.open(tmp_path / "new", mode="r", **SETTINGS) as store:
+        assert [message.body for message in store.queue("orders").read()] == [b"a\nb\n", b"a", b"b"]
+
+
+def test_no_line_is_no_message(small_store: Path, call: Call) -> None:
+    assert "nothing was put" in call("put", small_store, "orders").stdout
+    assert lines_of(call("put", small_store, "orders", "--json")) == [{"topic": "orders", "queueId": 0, "count": 0}]
+
+
+def test_a_queue_is_read_from_an_offset(small_store: Path, call: Call) -> None:
+    result = call("get", small_store, "orders", "-q", 1, "-o", 4, "-n", 2)
+    titles, _, *rows = result.stdout.splitlines()
+    assert titles.split() == ["queue", "offset", "stored", "(UTC)", "tags", "keys", "bytes", "body"]
+    assert [row.split()[:2] for row in rows] == [["1", "4"], ["1", "5"]]
+    assert [row.split()[-1] for row in rows] == ["1-4", "1-5"]
+    assert result.stderr.startswith("2 messages in ")
+    assert "orders/1 holds offsets 0 to 9" in result.stderr
+
+
+def test_get_prints_json_lines_and_bytes_that_are_no_text_as_base64(small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, **SETTINGS) as store:
+        store.put("orders", b"\xff\x00", queue_id=7)
+    first, *_ = lines_of(call("get", small_store, "orders", "--json"))
+    assert (first["body"], first["keys"], first["tags"]) == ("body 0-0", ["k0-0", "all"], "a")
+    assert first["properties"] == {"KEYS": "k0-0 all", "TAGS": "a", "region": "eu"}
+    (last,) = lines_of(call("get", small_store, "orders", "-q", 7, "--json"))
+    assert last["bodyBase64"] == "/wA="
+    assert "body" not in last
+
+
+def test_a_queue_is_read_from_a_time(small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, mode="r", **SETTINGS) as store:
+        stored = [message.store_timestamp for message in store.queue("orders").read()]
+    middle = stored[5]
+    shown = lines_of(call("get", small_store, "orders", "--time", middle, "--json"))
+    assert shown[0]["queueOffset"] == stored.index(middle)
+    assert lines_of(call("get", small_store, "orders", "--time", "2100-01-01", "--json")) == []
+
+
+def test_what_a_terminal_would_obey_is_not_printed(small_store: Path, call: Call) -> None:
+    evil = "a\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J \u202e\rback\x08\nline\x00"
+    with stratalog.open(small_store, **SETTINGS) as store:
+        store.put("orders", evil.encode(), queue_id=5, tags="t\x1b[1m", keys="k\x1b[2J")
+    result = call("get", small_store, "orders", "-q", 5)
+    assert not set("\x1b\x07\x9b\u202e\r\x08\x00") & set(result.stdout)
+    assert "ared" in result.stdout
+    assert len(result.stdout.splitlines()) == 3
+    shown = call("get", small_store, "orders", "-q", 5, "--json").stdout
+    assert shown.isascii()
+    assert "\x1b" not in shown
+    assert json.loads(shown)["body"] == evil
+
+
+def test_messages_are_found_by_key(small_store: Path, call: Call) -> None:
+    result = call("query", small_store, "orders", "k1-3")
+    assert result.stdout.splitlines()[-1].split()[-1] == "1-3"
+    assert result.stderr.startswith("1 message in ")
+    assert len(lines_of(call("query", small_store, "orders", "all", "--json"))) == 20
+    assert len(lines_of(call("query", small_store, "orders", "all", "--limit", 5, "--json"))) == 5
+    assert lines_of(call("query", small_store, "orders", "all", "--end", "2000-01-01", "--json")) == []
+    nothing = call("query", small_store, "orders", "nobody")
+    assert nothing.exit_code == 0
+    assert nothing.stderr.startswith("0 messages in ")
+
+
+def test_inspect_maps_the_store(small_store: Path, call: Call) -> None:
+    (shown,) = lines_of(call("inspect", small_store, "--json"))
+    assert shown["kind"] == "store"
+    assert shown["state"] == "closed properly"
+    queues = shown["queues"]
+    assert isinstance(queues, list)
+    assert [(queue["topic"], queue["queueId"], queue["messages"]) for queue in queues] == [
+        ("orders", 0, 10),
+        ("orders", 1, 10),
+    ]
+    assert shown["index"] == {"items": 60}
+    text = call("inspect", small_store, "--files").stdout
+    assert "20 in 2 queues" in text
+    assert "commitlog/00000000000000000000" in text
+
+
+def test_verify_finds_nothing_in_a_healthy_store(small_store: Path, call: Call) -> None:
+    result = call("verify", small_store)
+    assert result.exit_code == 0
+    assert "20 records" in result.stdout
+    assert "no problem" in result.stdout
+    (shown,) = lines_of(call("verify", small_store, "--json"))
+    assert (shown["ok"], shown["problems"], shown["unit_count"]) == (True, [], 20)
+
+
+def test_verify_names_the_damage_and_ends_with_exit_code_1(small_store: Path, call: Call) -> None:
+    file = small_store / "commitlog" / ("0" * 20)
+    data = bytearray(file.read_bytes())
+    data[HEAD.size] ^= 1
+    file.write_bytes(data)
+    result = call("verify", small_store)
+    assert result.exit_code == 1
+    assert f"{file} at byte 0" in result.stdout
+    assert "CRC" in result.stdout
+    shown = json.loads(call("verify", small_store, "--json").stdout)
+    assert not shown["ok"]
+    assert shown["problems"][0]["path"] == str(file)
+    assert call("verify", small_store, "--limit", 0).stdout.splitlines()[-1].startswith("… and 1 more")
+
+
+def test_tail_shows_the_last_messages_and_those_that_come(tmp_path: Path, call: Call) -> None:
+    with stratalog.open(tmp_path / "s", **SETTINGS) as store:
+        for number in range(5):
+            store.put("orders", b"old %d" % number)
+        store.dispatch()
+
+        def write() -> None:
+            for number in range(3):
+                store.put("orders", b"new %d" % number, queue_id=number)
+            store.dispatch()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            result = call("tail", tmp_path / "s", "orders", "--last", 10, "--count", 8, "--json")
+        finally:
+            writer.join()
+    assert sorted(str(line["body"]) for line in lines_of(result)) == [
+        *(f"new {number}" for number in range(3)),
+        *(f"old {number}" for number in range(5)),
+    ]
+
+
+def test_settings_come_from_a_broker_conf(tmp_path: Path, call: Call) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("mappedFileSizeCommitLog=65536\nmaxHashSlotNum=77\nmaxIndexNum=300\nbrokerName=b\n")
+    assert call("put", tmp_path / "s", "orders", "a", "--key", "k", "--conf", conf).exit_code == 0
+    assert (tmp_path / "s" / "commitlog" / ("0" * 20)).stat().st_size == 65536
+    assert call("verify", tmp_path / "s", "--conf", conf).exit_code == 0
+
+
+def test_following_sees_new_messages_and_new_queues(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path / "s", **SETTINGS) as store:
+        for number in range(5):
+            store.put("orders", b"old %d" % number)
+        store.put("others", b"not asked for")
+        followed = follow(tmp_path / "s", "orders", None, last=2)
+        assert [next(followed).body for _ in range(2)] == [b"old 3", b"old 4"]
+        store.put("orders", b"new in an old queue")
+        store.dispatch()
+        assert next(followed).body == b"new in an old queue"
+        store.put("orders", b"in a new queue", queue_id=4)
+        store.put("others", b"not asked for")
+        store.dispatch()
+        assert next(followed).body == b"in a new queue"
+        rolled = [b"%d " % number + bytes(2000) for number in range(100)]
+        for body in rolled:
+            store.put("orders", body)
+        store.dispatch()
+        assert [next(followed).body for _ in rolled] == rolled
+        assert len(store.log.files) > 1
