@@ -168,8 +168,8 @@ def test_any_call_may_fail_once_and_no_acknowledged_message_is_lost(
         refused = ""
         try:
             run(root, acknowledged)
-        except StratalogError as error:
-            refused = str(error)
+        except StratalogError as reason:
+            refused = str(reason)
         assert not refused or str(root) in refused
         assert calls.failures == 1
         monkeypatch.undo()

@@ -122,7 +122,8 @@ def _record_at(data: bytes, base: int, position: int) -> Record | None:
         record = decode_record(data, position)
     except CorruptData:
         return None
-    return record if record.commit_log_offset == base + position else None
+    whole = record.commit_log_offset == base + position and not record.properties.endswith(b"\0")
+    return record if whole else None
 
 
 def keys_of(record: Record, *, with_tags: bool) -> list[str]:

@@ -38,6 +38,10 @@ class IndexFile:
         return int(self.header[_END_TIME])
 
     @property
+    def begin_commit_log_offset(self) -> int:
+        return int(self.header[_BEGIN_OFFSET])
+
+    @property
     def end_commit_log_offset(self) -> int:
         return int(self.header[_END_OFFSET])
 
@@ -80,9 +84,9 @@ class Index:
         self.flushed_timestamp = 0
         self.is_complete = False
 
-    def load(self, *, below: int | None) -> None:
-        """Map the files. After an unclean stop (`below` given) only full files that end below that log offset are
-        kept: what the others hold is not known, so they are removed and built again."""
+    def load(self, end_offset: int, *, clean: bool) -> None:
+        """Map the files that know records below the log's end only. After an unclean stop just the full ones are kept:
+        what the others hold is not known, so they are removed and built again."""
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
         for name, size in self._disk.files(self.directory).items():
@@ -90,7 +94,7 @@ class Index:
                 continue
             mapped = self._disk.map(self.directory / name) if size == self._file_size else None
             file = IndexFile(mapped, np.array(HEADER.unpack(mapped.map[: HEADER.size]), np.int64)) if mapped else None
-            if file is None or file.next_item < 1 or not self._is_known(file, below):
+            if file is None or file.next_item < 1 or not self._is_known(file, end_offset, clean=clean):
                 self._remove_from(name)
                 self.is_complete = False
                 break
@@ -105,10 +109,11 @@ class Index:
     def _file_size(self) -> int:
         return file_size(self.slot_count, self.item_capacity)
 
-    def _is_known(self, file: IndexFile, below: int | None) -> bool:
-        if below is None:
-            return file.next_item > 1 or file.end_timestamp == 0
-        return file.next_item >= self.item_capacity and file.end_commit_log_offset < below
+    def _is_known(self, file: IndexFile, end_offset: int, *, clean: bool) -> bool:
+        inside = file.end_commit_log_offset < end_offset
+        if clean:
+            return inside if file.next_item > 1 else file.end_timestamp == 0
+        return inside and file.next_item >= self.item_capacity
 
     def _full_timestamp(self) -> int:
         return max((file.end_timestamp for file in self.files if file.next_item >= self.item_capacity), default=0)
@@ -131,6 +136,15 @@ class Index:
             if mine < len(offsets):
                 break
         return count
+
+    def has_keys(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> bool:
+        """Whether any of these records has a key: tries to enter one into an index of one item."""
+        header = np.array([0] * _NEXT_ITEM + [1], np.int64)
+        scratch = np.zeros(file_size(1, 2), np.uint8)
+        put_keys(
+            address, positions, 0, count, base_offset, scratch.ctypes.data, 1, 2, header, self.with_tags, 0,
+        )  # fmt: skip
+        return bool(header[_NEXT_ITEM] > 1)
 
     @property
     def item_count(self) -> int:

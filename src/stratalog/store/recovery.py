@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import ScanStatus, find_record, scan
-from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
@@ -93,14 +94,14 @@ def recover(
     vouched_end = checkpoint.seal.log_end_offset if checkpoint.seal else 0
     report.end_offset = _scan(log, start, log.end_offset, vouched_end, report)
     if index:
-        index.load(below=None if clean else report.end_offset)
-        intact = intact and _index_is_intact(checkpoint.seal, index, report.end_offset, clean=clean)
+        index.load(report.end_offset, clean=clean)
+        intact = intact and _index_is_intact(checkpoint.seal, index, log, report)
         if not intact:
             index.clear()
     report.rebuilt = not intact
     begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
     if begin < start:  # damage there was found by an earlier opening, and is passed over again
-        _scan(log, begin, start, start, report)
+        _scan(log, begin, start, 0, report)
     log.end_at(report.end_offset)
     ends = {queue: queue.offset_of(report.end_offset) for queue in dispatcher.queues.values()}
     if intact and not any(damage.begin < vouched_end for damage in report.quarantined):
@@ -125,18 +126,36 @@ def _queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
     return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
 
 
-def _index_is_intact(seal: Seal | None, index: Index, end_offset: int, *, clean: bool) -> bool:
-    """The same for the index; after a crash full files count only."""
+def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, report: Recovery) -> bool:
+    """The same for the index. After a crash some items are missing at its end; in the middle none may."""
     if seal is None:
         return True
-    if clean:
-        return seal.log_end_offset != end_offset or index.item_count == seal.index_item_count
-    return len(index.files) >= seal.index_item_count // (index.item_capacity - 1)
+    if report.clean and seal.log_end_offset == report.end_offset:
+        return index.item_count == seal.index_item_count
+    begin = log.first_offset
+    for file in index.files:
+        if _holds_keys(log, index, begin, file.begin_commit_log_offset):
+            return False
+        if file.end_commit_log_offset >= log.first_offset:
+            begin = file.end_commit_log_offset + log.message(file.end_commit_log_offset).store_size
+    return True
+
+
+def _holds_keys(log: CommitLog, index: Index, begin: int, end: int) -> bool:
+    """Whether any record of [begin, end) should be in the index."""
+    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
+    for file, position, stop, base in log.extents(begin, end):
+        status = int(ScanStatus.FULL)
+        while status == ScanStatus.FULL:
+            count, position, status = scan(file.address, position, stop, base, False, positions, sizes)
+            if count and index.has_keys(file.address, positions, count, base):
+                return True
+    return False
 
 
 def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
     inside = log.first_offset <= newest < log.end_offset
-    return newest if inside else log.first_offset
+    return newest if inside and _is_record(log, newest) else log.first_offset
 
 
 def _start_after_crash(log: CommitLog, checkpoint: Checkpoint) -> int:
@@ -173,6 +192,9 @@ def _scan(log: CommitLog, start: int, stop: int, vouched_end: int, report: Recov
         base = offset - position
         limit = min(file.size, stop - base)
         count, position, status = scan(file.address, position, limit, base, True, positions, sizes)
+        torn = count if report.clean else _first_torn(file, positions[:count], sizes[:count], vouched_end - base)
+        if torn < count:
+            count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
         report.record_count += count
         offset = base + position
         if count:
@@ -200,6 +222,21 @@ def _scan(log: CommitLog, start: int, stop: int, vouched_end: int, report: Recov
             position=end,
         )
     return end
+
+
+def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
+    """Number of the first record at or behind position `vouched` whose properties were not written to their end; the
+    count when there is none.
+
+    No checksum covers properties. What a crash took from them is zeros, and properties end with a separator.
+    """
+    ends = positions + sizes
+    view = file.view
+    ends_with_zero = (view[ends - 1] == 0) & (positions >= vouched)
+    for number in np.flatnonzero(ends_with_zero).tolist():
+        if decode_record(view.data, int(positions[number]), verify=False).properties:
+            return int(number)
+    return len(positions)
 
 
 def _closes_file(file: MappedFile, position: int) -> bool:

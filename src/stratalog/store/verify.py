@@ -65,7 +65,8 @@ def verify(store: "MessageStore", *, progress: Progress | None = None) -> Verify
             if index:
                 index.check(chunk)
             if progress:
-                progress(chunk.end_offset - log.first_offset, log.end_offset - log.first_offset, report.record_count)
+                done = chunk.end_offset - log.first_offset
+                progress(done, max(done, store.log.end_offset - log.first_offset), report.record_count)
         queues.finish()
         if index:
             index.finish()

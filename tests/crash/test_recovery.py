@@ -1,0 +1,348 @@
+"""Opening what a crash, a bad sector or a careless hand left: one test for each state the files can be in."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratalog
+from crash.test_power_cut import TINY, body_of
+from store.model import Clock, bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
+from stratalog.errors import CorruptData
+from stratalog.layout.message import HEAD
+from stratalog.layout.queue import UNIT
+from stratalog.store.message_store import MessageStore
+
+LOG_FILE = TINY["mapped_file_size_commit_log"]
+
+
+def open_tiny(root: Path, **given: Any) -> MessageStore:
+    return stratalog.open(root, **(TINY | {"clock_ns": Clock()} | given))
+
+
+def filled(root: Path, *, clean: bool, count: int = 60) -> list[int]:
+    """A store of `count` messages in two queues, closed or as a kill leaves it; returns the records' log offsets."""
+    store = open_tiny(root if clean else root.with_name(root.name + "-running"))
+    offsets = []
+    for number in range(count):
+        receipt = store.put("t", body_of(number), queue_id=number % 2, keys=[f"k{number}", "all"], tags="a")
+        offsets.append(receipt.commit_log_offset)
+        if number == count // 2:
+            store._flush_all()
+    store.dispatch()
+    if not clean:
+        crash_copy(store, root)
+    store.close()
+    return offsets
+
+
+def expected(numbers: Iterable[int]) -> dict[tuple[str, int], list[bytes]]:
+    numbers = list(numbers)
+    return {("t", queue_id): [body_of(n) for n in numbers if n % 2 == queue_id] for queue_id in (0, 1)}
+
+
+def place(root: Path, commit_log_offset: int) -> tuple[Path, int]:
+    number, position = divmod(commit_log_offset, LOG_FILE)
+    return log_files(root)[number], position
+
+
+# -- torn tail -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tail_torn_at_any_byte_leaves_exactly_the_whole_records(folder: Path) -> None:
+    offsets = filled(folder / "crashed", clean=False, count=21)
+    last, end = offsets[-1], walk(folder / "crashed").end
+    path, position = place(folder / "crashed", last)
+    whole = path.read_bytes()
+    size = end - last
+    for kept in [*range(100), *range(100, size, 17), *range(size - 40, size)]:
+        properties = size - len("KEYS\x01k20 all\x02TAGS\x01a\x02")
+        for garbage in (b"\0", b"\xa5"):
+            if garbage != b"\0" and kept >= properties:
+                continue  # no checksum covers properties: that they are cut is seen, that they are others is not
+            torn = whole[: position + kept] + garbage * (size - kept) + whole[position + size :]
+            root = folder / "torn"
+            shutil.copytree(folder / "crashed", root)
+            place(root, last)[0].write_bytes(torn)
+            check_torn(root, last, end, same=torn == whole)
+            shutil.rmtree(root)
+
+
+def check_torn(root: Path, last: int, end: int, *, same: bool) -> None:
+    with open_tiny(root) as store:
+        check(store)
+        if same:  # the cut took zeros only
+            assert store.log.end_offset == end
+            return
+        assert store.log.end_offset == last
+        assert bodies(store) == expected(range(20))
+        path, position = place(root, last)
+        assert not any(path.read_bytes()[position:]), "the tail is not zeroed"
+        assert store.put("t", b"new", queue_id=0).queue_offset == 10
+    with open_tiny(root) as store:
+        check(store)
+        assert bodies(store)["t", 0] == [*expected(range(20))["t", 0], b"new"]
+
+
+def test_an_old_record_behind_the_end_does_not_rise_again(folder: Path) -> None:
+    """Records of equal size: a new record in the place of the torn one lines up with the old one behind it."""
+    store = open_tiny(folder / "running")
+    receipts = [store.put("t", b"%04d" % number * 10) for number in range(6)]
+    crash_copy(store, folder / "store")
+    store.close()
+    for receipt in receipts[3:]:
+        flip(log_files(folder / "store")[0], receipt.commit_log_offset + HEAD.size)
+    old_path = log_files(folder / "store")[0]
+    data = bytearray(old_path.read_bytes())
+    data[receipts[5].commit_log_offset + HEAD.size] ^= 0x10  # the last is whole again, but two before it are not
+    data[receipts[5].commit_log_offset + HEAD.position("commit_log_offset") + 7] ^= 1  # nor does it belong there
+    old_path.write_bytes(data)
+    with open_tiny(folder / "store") as store:
+        assert store.log.end_offset == receipts[3].commit_log_offset
+        store.put("t", b"newx" * 10)
+        crash_copy(store, folder / "again")
+    with open_tiny(folder / "again") as store:
+        check(store)
+        assert [message.body for message in store.queue("t").read()] == [
+            *(b"%04d" % number * 10 for number in range(3)),
+            b"newx" * 10,
+        ]
+
+
+def test_a_log_that_ends_with_a_file_that_was_closed_goes_on_in_the_next(folder: Path) -> None:
+    """The process ended between closing a file and the first record of the next one."""
+    for clean in (True, False):
+        offsets = filled(folder / f"store{clean}", clean=clean)
+        root = folder / f"store{clean}"
+        first_of_last = next(n for n, offset in enumerate(offsets) if offset // LOG_FILE == offsets[-1] // LOG_FILE)
+        last = log_files(root)[-1]
+        last.write_bytes(bytes(LOG_FILE))
+        (root / "checkpoint").unlink()
+        for with_file in (True, False):
+            copy = folder / f"copy{clean}{with_file}"
+            shutil.copytree(root, copy)
+            if not with_file:
+                log_files(copy)[-1].unlink()
+            with open_tiny(copy) as store:
+                check(store)
+                assert bodies(store) == expected(range(first_of_last))
+                store.put("t", b"after", queue_id=0)
+                store.put_many("t", [b"list"], queue_id=0)
+            with open_tiny(copy) as store:
+                check(store)
+                assert bodies(store)["t", 0][-2:] == [b"after", b"list"]
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 7, 25, 31, 58])
+@pytest.mark.parametrize("at", ["body", "magic", "total_size", "commit_log_offset", "queue_id"])
+def test_a_damaged_record_in_the_middle_is_quarantined_and_later_ones_are_served(
+    victim: int, at: str, folder: Path
+) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=False)
+    path, position = place(root, offsets[victim])
+    flip(path, position + (HEAD.size if at == "body" else HEAD.position(at)), 0x40)
+    (root / "checkpoint").unlink()
+    changed = victim if at != "queue_id" else None  # no checksum covers the head: the record changes its queue
+    for _ in range(3):
+        with open_tiny(root) as store:
+            if changed is None:
+                assert [len(found) for found in bodies(store).values() if len(found) > 1] == [
+                    30 - (victim % 2 == 0), 30 - (victim % 2)
+                ]  # fmt: skip
+                return
+            check(store)
+            assert bodies(store) == expected(n for n in range(60) if n != victim)
+            assert [message.queue_offset for message in store.queue("t", victim % 2).read()] == [
+                n // 2 for n in range(victim % 2, 60, 2) if n != victim
+            ]
+            for number in (3, 26, 59):
+                assert [message.body for message in store.query("t", key=f"k{number}")] == [body_of(number)]
+            assert store.queue("t", victim % 2).min_offset == (1 if victim == 0 else 0)
+            crashed = crash_copy(store, folder / "crashed")
+        shutil.rmtree(root)
+        shutil.move(crashed, root)
+
+
+def test_what_recovery_quarantined_is_reported_with_its_place(folder: Path) -> None:
+    offsets = filled(folder / "store", clean=False)
+    path, position = place(folder / "store", offsets[40])
+    flip(path, position + HEAD.size)
+    with open_tiny(folder / "store") as store:
+        (damage,) = store.recovery.quarantined
+        assert (damage.begin, damage.end, damage.reason) == (offsets[40], offsets[41], "BAD_CRC")
+
+
+def test_time_lookups_pass_over_lost_messages(folder: Path) -> None:
+    clock = Clock()
+    store = open_tiny(folder / "running", clock_ns=clock)
+    offsets, start = [], clock.now_ms
+    for number in range(20):
+        offsets.append(store.put("t", body_of(number)).commit_log_offset)
+        clock.now_ms += 10
+    crash_copy(store, folder / "store")
+    store.close()
+    for lost in (5, 6, 7, 11):
+        path, position = place(folder / "store", offsets[lost])
+        flip(path, position + HEAD.position("magic"))
+    with open_tiny(folder / "store") as store:
+        check(store)
+        queue = store.queue("t")
+        for number in range(20):
+            found = next(queue.read(queue.offset_at(start + 10 * number), count=1), None)
+            following = min(n for n in range(number, 20) if n not in (5, 6, 7, 11))
+            messages = list(queue.read(queue.offset_at(start + 10 * number)))
+            assert messages[0].body == body_of(following), (number, found)
+
+
+def test_the_newest_message_of_a_queue_is_lost_and_its_offset_is_not_given_again(folder: Path) -> None:
+    for clean in (True, False):
+        root = folder / f"store{clean}"
+        store = open_tiny(root if clean else folder / "running")
+        first = store.put("t", b"first", queue_id=1)
+        for number in range(5):
+            store.put("t", body_of(number), queue_id=0)
+        store._flush_all()
+        if not clean:
+            crash_copy(store, root)
+        store.close()
+        last = walk(root).records[-1]
+        for offset in (first.commit_log_offset, last.commit_log_offset):
+            path, position = place(root, offset)
+            flip(path, position + HEAD.size)
+        (root / "abort").write_text("1")
+        for _ in range(2):
+            with open_tiny(root) as store:
+                check(store)
+                assert store.queue("t", 0).max_offset == 5
+                assert [message.body for message in store.queue("t", 0).read()] == [body_of(n) for n in range(4)]
+        with open_tiny(root) as store:
+            assert store.put("t", b"new", queue_id=0).queue_offset == 5
+
+
+def test_a_damaged_last_record_that_was_durable_is_kept_for_repair(folder: Path) -> None:
+    offsets = filled(folder / "store", clean=True)
+    path, position = place(folder / "store", offsets[-1])
+    flip(path, position + HEAD.size)
+    damaged = path.read_bytes()[position:]
+    with open_tiny(folder / "store") as store:
+        assert len(store.recovery.quarantined) == 1
+        assert bodies(store) == expected(range(59))
+    assert path.read_bytes()[position:] == damaged
+    flip(path, position + HEAD.size)
+    (folder / "store" / "checkpoint").unlink()
+    (folder / "store" / "abort").write_text("1")
+    with open_tiny(folder / "store") as store:
+        assert bodies(store) == expected(range(60))
+
+
+# -- derived files ---------------------------------------------------------------------------------------------------
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+DERIVED: dict[str, Callable[[Path], list[Path]]] = {
+    "all queues": lambda root: [root / "consumequeue"],
+    "one topic": lambda root: [root / "consumequeue" / "t"],
+    "one queue": lambda root: [root / "consumequeue" / "t" / "0"],
+    "a queue's first file": lambda root: [queue_files(root, "t", 1)[0]],
+    "a queue's middle file": lambda root: [queue_files(root, "t", 1)[1]],
+    "a queue's last file": lambda root: [queue_files(root, "t", 1)[-1]],
+    "the index": lambda root: [root / "index"],
+    "the first index file": lambda root: [index_files(root)[0]],
+    "a middle index file": lambda root: [index_files(root)[1]],
+    "the last index file": lambda root: [index_files(root)[-1]],
+    "the checkpoint": lambda root: [root / "checkpoint"],
+    "everything": lambda root: [root / "consumequeue", root / "index", root / "checkpoint"],
+}
+SMALL_QUEUES = {"mapped_file_size_consume_queue": 12 * UNIT.size}
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("victims", DERIVED.values(), ids=DERIVED.keys())
+def test_a_derived_file_that_was_removed_is_built_again_as_it_was(
+    victims: Callable[[Path], list[Path]], clean: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TINY, "mapped_file_size_consume_queue", SMALL_QUEUES["mapped_file_size_consume_queue"])
+    root = folder / "store"
+    filled(root, clean=clean)
+    with open_tiny(root, mode="r") as store:
+        whole = bodies(store)
+    for victim in victims(root):
+        remove(victim)
+    with open_tiny(root, mode="r") as store:
+        check(store)
+        assert bodies(store) == whole == expected(range(60))
+    with open_tiny(root) as store:
+        check(store)
+        assert bodies(store) == whole
+        assert store.put("t", b"after", queue_id=1).queue_offset == 30
+    with open_tiny(root) as store:
+        check(store)
+        assert store.recovery.clean
+        assert not store.recovery.rebuilt
+        assert len(store.query("t", key="all")) == 60
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_a_queue_whose_end_was_zeroed_is_built_again(clean: bool, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=clean)
+    path = queue_files(root, "t", 0)[0]
+    for kept in (0, 1, 7, 20, 29):
+        data = path.read_bytes()
+        path.write_bytes(data[: kept * UNIT.size] + bytes(len(data) - kept * UNIT.size))
+        with open_tiny(root) as store:
+            check(store)
+            assert bodies(store) == expected(range(60))
+
+
+def test_a_checkpoint_of_garbage_is_as_good_as_none(folder: Path) -> None:
+    for number, garbage in enumerate(
+        (b"", b"\xff" * 4096, b"\x7f" * 4096, bytes(4096), b"short", b"\0" * 40 + b"\1" * 4056)
+    ):
+        root = folder / f"store{number}"
+        filled(root, clean=number % 2 == 0)
+        (root / "checkpoint").write_bytes(garbage)
+        with open_tiny(root) as store:
+            check(store)
+            assert bodies(store) == expected(range(60))
+
+
+def test_a_checkpoint_of_another_time_costs_no_message(folder: Path) -> None:
+    """Restored from a backup: older, or from a store that was longer."""
+    for clean in (True, False):
+        store = open_tiny(folder / f"long{clean}")
+        kept = []
+        for number in range(60):
+            store.put("t", body_of(number), queue_id=number % 2, keys=[f"k{number}"])
+            if number in (10, 59):
+                store._flush_all()
+                kept.append((folder / f"long{clean}" / "checkpoint").read_bytes())
+        store.close()
+        root = folder / f"store{clean}"
+        filled(root, clean=clean)
+        (root / "checkpoint").write_bytes(kept[0])
+        with open_tiny(root) as store:
+            check(store)
+            assert bodies(store) == expected(range(60))
+
+
+def test_a_unit_that_points_to_another_record_is_refused_not_served(folder: Path) -> None:
+    filled(folder / "store", clean=True)
+    path = queue_files(folder / "store", "t", 0)[0]
+    data = bytearray(path.read_bytes())
+    data[5 * UNIT.size : 6 * UNIT.size] = data[6 * UNIT.size : 7 * UNIT.size]
+    path.write_bytes(data)
+    with open_tiny(folder / "store", mode="r") as store:
+        reading = store.queue("t", 0).read()
+        assert [next(reading).body for _ in range(5)] == expected(range(10))["t", 0]
+        with pytest.raises(CorruptData, match=r"t/0 offset 5 .*stratalog verify"):
+            next(reading)
