@@ -39,7 +39,7 @@ def demo(
     begin = time.monotonic()
     journal = open_journal(folder)
     print("stratalog demo: the flights that left New York in 2013, through the whole store")
-    print(f"everything lies in {folder.absolute()} (about 450 MB; remove it to begin again)")
+    print(f"everything lies in {folder.absolute()} (up to 450 MB; remove it to begin again)")
     warm_up(load=True)
     if journal.dropped:
         print(
@@ -78,7 +78,9 @@ def _write_and_offload(folder: Path, given: Path | None, journal: Journal) -> No
         flights = load(path)
         _say(f"{len(flights):,} flights; a queue for each airport, tag = carrier, keys = flight and aircraft")
         journal.airlines = airlines(path)
-        _note(journal, folder, *write.write(store, flights, journal), written=True)
+        for step in write.write(store, flights, journal):
+            _note(journal, folder, step)
+        _note(journal, folder, written=True)
     _title(2, "Check the store: every record, every queue unit, every index item")
     if journal.verified:
         _say("was checked already")
@@ -150,5 +152,5 @@ def _say(text: str) -> None:
 def _say_step(step: Step) -> None:
     messages = f"{step.messages:,} messages" if step.messages else ""
     rate = f"{step.rate:,.0f} messages/s" if step.messages else ""
-    figures = f"{messages:>16}  {size_text(step.size):>7}  {seconds_text(step.seconds):>7}  {rate:>20}"
-    _say(f"{step.name:<24}{figures}".rstrip())
+    what = f"{step.name:<17}{messages:>16}" if messages else f"{step.name:<33}"
+    _say(f"{what}  {size_text(step.size):>7}  {seconds_text(step.seconds):>7}  {rate:>20}".rstrip())

@@ -10,8 +10,9 @@ from stratalog.cli.output import clean, seconds_text, table
 
 QUERY = f"""
 SELECT tags AS carrier, flight.month AS month, count(*) AS flights,
-       count(flight.dep_delay) AS departed, sum(flight.dep_delay) AS delay_minutes
-FROM (SELECT tags, from_json(CAST(body AS STRING), 'month INT, dep_delay INT') AS flight
+       count(flight.dep_delay) AS departed, sum(flight.dep_delay) AS minutes
+FROM (SELECT tags, from_json(CAST(body AS STRING),
+                             'month INT, dep_delay INT') AS flight
       FROM messages WHERE topic = '{TOPIC}')
 GROUP BY carrier, month
 """.strip()
@@ -79,7 +80,7 @@ def show_delays(tier: Path, journal: Journal) -> Delays:
     rows = session.sql(QUERY).collect()
     seconds = time.monotonic() - begin
     cells = {
-        (row.carrier, row.month): Sum(row.flights, row.departed, row.delay_minutes or 0)
+        (row.carrier, row.month): Sum(row.flights, row.departed, row.minutes or 0)
         for row in rows
         if row.carrier is not None and row.month is not None
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stratalog.cli.demo.flights import QUEUES, TOPIC
 from stratalog.cli.demo.journal import Journal, Lookup
 from stratalog.cli.demo.write import ASKED_QUEUE
-from stratalog.cli.output import clean, counted, table, time_text
+from stratalog.cli.output import clean, counted, time_text
 from stratalog.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _T = TypeVar("_T")
 def look_up(tier: Path, journal: Journal) -> list[Lookup]:
     """Ask the tier and print the answers. Each question is asked of a tier just opened: no cache in process helps."""
     lookups = [_read_queue(tier), _find_aircraft(tier), _find_time(tier, journal)]
-    print(table(Lookup.TITLES, [lookup.row() for lookup in lookups], right=Lookup.RIGHT, indent="      "))
+    for lookup in lookups:
+        question, answer, latency, _, size = lookup.row()
+        print(f"      {question:<30}{latency:>9}  {counted(lookup.reads, 'read'):>10}  {size:>7}\n        {answer}")
     return lookups
 
 
@@ -50,7 +52,7 @@ def _read_queue(tier: Path) -> Lookup:
 
     (first, messages), seconds, reads, size = _ask(tier, ask)
     answer = f"{counted(len(messages), 'flight')}, first {_told(messages[0])}"
-    return Lookup(f"queue {QUEUES[ASKED_QUEUE]} from offset {first:,}", answer, len(messages), size, seconds, reads)
+    return Lookup(f"{QUEUES[ASKED_QUEUE]} from offset {first:,}", answer, len(messages), size, seconds, reads)
 
 
 def _find_aircraft(tier: Path) -> Lookup:
@@ -61,7 +63,7 @@ def _find_aircraft(tier: Path) -> Lookup:
     found, seconds, reads, size = _ask(tier, lambda opened: opened.query(TOPIC, key=aircraft, limit=FLIGHTS_MAX))
     first = min(found, key=lambda message: message.born_timestamp)
     answer = f"{counted(len(found), 'flight')}, first {_told(first)}"
-    return Lookup(f"key {clean(aircraft)} (an aircraft)", answer, len(found), size, seconds, reads)
+    return Lookup(f"aircraft {clean(aircraft)} by key", answer, len(found), size, seconds, reads)
 
 
 def _find_time(tier: Path, journal: Journal) -> Lookup:
@@ -74,8 +76,8 @@ def _find_time(tier: Path, journal: Journal) -> Lookup:
             path=str(tier),
             position=0,
         )
-    answer = f"offset {offset:,}: the first that came by Arrow"
-    question = f"queue {QUEUES[ASKED_QUEUE]} at {time_text(moment).partition(' ')[2]}"
+    answer = f"offset {offset:,}, the first flight that came by Arrow"
+    question = f"{QUEUES[ASKED_QUEUE]} at {time_text(moment).partition(' ')[2]}"
     return Lookup(question, answer, 1, size, seconds, reads)
 
 

@@ -1,6 +1,7 @@
 """Steps 1 to 4 of the demo: write, check, offload, drop."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +34,19 @@ def open_demo_store(path: Path) -> "MessageStore":
     return stratalog.open(path, mode="w", **SETTINGS)
 
 
-def write(path: Path, flights: Flights, journal: Journal) -> list[Step]:
-    """Put the flights that are not in the store yet: the slice one by one, the rest in bulk.
+def write(path: Path, flights: Flights, journal: Journal) -> Iterator[Step]:
+    """Put the flights that are not in the store yet: the slice one by one, the rest in bulk; each step as it is done.
 
     A run that was stopped left the first so many flights, in order, so that this one goes on behind them.
     """
-    steps = []
     with open_demo_store(path) as store:
         done = sum(store.queue(*name).max_offset for name in store.queues())
         one_by_one = min(SLICE, len(flights))
         if done < one_by_one:
-            steps.append(_put_one_by_one(store, flights, done, one_by_one))
+            yield _put_one_by_one(store, flights, done, one_by_one)
             done = one_by_one
         if done < len(flights):
-            steps.append(_append(store, flights, done))
+            yield _append(store, flights, done)
         first = _rows_of_queue(flights, ASKED_QUEUE, one_by_one) if one_by_one < len(flights) else 0
         journal.bulk_first_offset = first
         journal.bulk_timestamp_ms = next(store.queue(TOPIC, ASKED_QUEUE).read(first, count=1)).store_timestamp
@@ -58,7 +58,6 @@ def write(path: Path, flights: Flights, journal: Journal) -> list[Step]:
             path=str(path),
             position=0,
         )
-    return steps
 
 
 def _rows_of_queue(flights: Flights, queue_id: int, end: int) -> int:
