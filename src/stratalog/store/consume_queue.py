@@ -102,6 +102,9 @@ class ConsumeQueue:
             start = offset_of(name)
             if start is None:
                 continue
+            if size == 0:  # RocketMQ creates a file before it gives it its length: it was killed in between
+                self._disk.remove(self.directory / name)
+                continue
             if size != self.file_size:
                 raise CorruptData(
                     f"the queue file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another "
