@@ -1,9 +1,11 @@
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
+import java.lang.reflect.Field;
 import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.logging.org.slf4j.LoggerFactory;
 import org.apache.rocketmq.remoting.Configuration;
@@ -15,15 +17,18 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.plugin.MessageStorePluginContext;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 import org.apache.rocketmq.tieredstore.TieredMessageStore;
+import org.apache.rocketmq.tieredstore.core.MessageStoreDispatcherImpl;
 import org.apache.rocketmq.tieredstore.file.FlatMessageFile;
 import org.apache.rocketmq.tieredstore.index.IndexItem;
 import org.apache.rocketmq.tieredstore.provider.PosixFileSegment;
 
 /**
- * One TieredMessageStore over an empty local store, so that only the tier can answer.
+ * One TieredMessageStore over a local store in the same directory. Reading asks the tier alone.
  *
  * <pre>
- * tier_open   directory, tier, cluster, broker, settings  load(); the metadata file is expected below directory/config
+ * tier_open   directory, tier, cluster, broker,           load() and start(); the metadata file is expected below
+ *             settings, local_settings                    directory/config
+ * tier_copy                                               the rest of each queue that the tier has, from the local store
  * tier_read                                               every queue of the tier with every message
  * tier_find   topic, key                                  what the index names: [queue id, offset in the queue's log]
  * tier_query  topic, key                                  the messages of that key
@@ -33,6 +38,7 @@ import org.apache.rocketmq.tieredstore.provider.PosixFileSegment;
 final class TieredStore {
     private static final int FETCH_COUNT = 32;
     private static final int HITS_MAX = 100_000;
+    private static final long COPY_MS = 30_000;
 
     private TieredMessageStore store;
     private String broker;
@@ -41,6 +47,8 @@ final class TieredStore {
         switch (request.getString("do")) {
             case "tier_open":
                 return open(request);
+            case "tier_copy":
+                return copy();
             case "tier_read":
                 return read();
             case "tier_find":
@@ -65,14 +73,14 @@ final class TieredStore {
         MessageStoreConfig localConfig = new MessageStoreConfig();
         localConfig.setStorePathRootDir(directory);
         localConfig.setHaListenPort(0);
-        Properties settings = new Properties();
+        MixAll.properties2Object(properties(request.getJSONObject("local_settings")), localConfig);
+        Properties settings = properties(request.getJSONObject("settings"));
         settings.setProperty("brokerName", broker);
         settings.setProperty("brokerClusterName", request.getString("cluster"));
         settings.setProperty("storePathRootDir", directory);
         settings.setProperty("tieredStoreFilePath", request.getString("tier"));
         settings.setProperty("tieredBackendServiceProvider", PosixFileSegment.class.getName());
         settings.setProperty("tieredStorageLevel", "FORCE");
-        request.getJSONObject("settings").forEach((name, value) -> settings.setProperty(name, value.toString()));
         Configuration configuration = new Configuration(LoggerFactory.getLogger("judge"),
             new org.apache.rocketmq.tieredstore.MessageStoreConfig(), brokerConfig);
         configuration.registerConfig(settings);
@@ -86,6 +94,32 @@ final class TieredStore {
             store.start();
         }
         return new JSONObject().fluentPut("loaded", loaded);
+    }
+
+    private static Properties properties(JSONObject given) {
+        Properties properties = new Properties();
+        given.forEach((name, value) -> properties.setProperty(name, value.toString()));
+        return properties;
+    }
+
+    /** Does at once what the dispatcher does when its timer rings. */
+    private JSONObject copy() throws Exception {
+        Field field = TieredMessageStore.class.getDeclaredField("dispatcher");
+        field.setAccessible(true);
+        MessageStoreDispatcherImpl dispatcher = (MessageStoreDispatcherImpl) field.get(store);
+        long deadline = System.currentTimeMillis() + COPY_MS;
+        for (FlatMessageFile file : store.getFlatFileStore().deepCopyFlatFileToList()) {
+            MessageQueue queue = file.getMessageQueue();
+            long end = store.getDefaultStore().getMaxOffsetInQueue(queue.getTopic(), queue.getQueueId());
+            while (file.getConsumeQueueCommitOffset() < end) {
+                if (System.currentTimeMillis() > deadline) {
+                    throw new IllegalStateException(queue + " is at " + file.getConsumeQueueCommitOffset() + " of " + end);
+                }
+                dispatcher.doScheduleDispatch(file, true).join();
+                Thread.sleep(1); // its last part runs in a thread of its own
+            }
+        }
+        return new JSONObject();
     }
 
     private JSONObject read() throws Exception {
