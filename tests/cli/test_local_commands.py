@@ -13,6 +13,7 @@ import stratalog
 from cli.calls import SETTINGS, Call
 from stratalog import __version__
 from stratalog.cli.follow import follow
+from stratalog.kernels import jit, warm
 from stratalog.layout.message import HEAD
 
 COMMANDS = ("demo", "put", "get", "query", "tail", "inspect", "verify", "offload", "sql")
@@ -255,3 +256,15 @@ def test_following_sees_new_messages_and_new_queues(tmp_path: Path) -> None:
         store.dispatch()
         assert [next(followed).body for _ in rolled] == rolled
         assert len(store.log.files) > 1
+
+
+def test_a_machine_without_compiled_kernels_is_told_why_it_waits(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    compiled: list[bool] = []
+    monkeypatch.setattr(warm, "compile_all", lambda: compiled.append(True))
+    assert "compiling" not in call("get", small_store, "orders").stderr
+    monkeypatch.setattr(jit, "CACHE_DIRECTORY", str(tmp_path / "cold"))
+    result = call("get", small_store, "orders")
+    assert result.stderr.startswith("compiling kernels (once)\n")
+    assert compiled == [True]
