@@ -23,7 +23,7 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
             store.append(batch, topic=TOPIC)
             limit = limits.reading(store.log.files[0].view[: store.log.end_offset]) / size
             written_s = seconds(store.dispatch)
-            durable_s = written_s + seconds(store._flush_all)
+            durable_s = written_s + seconds(store.close)
             write = limits.sequential_write(folder / "limit", int(messages.count * size)) / size
         return [Sample(messages.count / written_s, limit), Sample(messages.count / durable_s, write)]
 

@@ -54,10 +54,11 @@ class Line:
 
 @dataclass(slots=True)
 class Case:
-    """Work that yields one sample per line each time it runs."""
+    """Work that yields one sample per line each time it runs. What is cold on purpose needs no warming up."""
 
     lines: Sequence[Line]
     run: Callable[[], Sequence[Sample]]
+    warm_up: bool = True
 
 
 @dataclass(slots=True)
@@ -148,6 +149,8 @@ def run_floor(name: str, floor: Floor, bench: Bench) -> list[Result]:
         results = [[Result(name, line) for line in case.lines] for case in cases]
         for number in range(bench.rounds + 1):
             for case, lines in zip(cases, results, strict=True):
+                if not number and not case.warm_up:
+                    continue
                 progress.show(f"round {number}/{bench.rounds}  {case.lines[0].path}" if number else "warming up")
                 samples = case.run()
                 for result, sample in zip(lines, samples, strict=True):

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -54,26 +53,27 @@ def _fill(target: mmap.mmap, chunk: bytes) -> None:
         target[begin : begin + size] = chunk[:size] if size < len(chunk) else chunk
 
 
-def append_and_sync(path: Path, record_size: int, *, duration_s: float) -> float:
-    """Appends per second, each made durable: a store into a mapped, allocated file and fdatasync, one thread."""
-    record = bytes(range(256)) * (record_size // 256) + bytes(record_size % 256)
-    size = 64 << 20
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        os.fsync(fd)
-        with mmap.mmap(fd, size) as mapping:
-            position = count = 0
-            begin = time.perf_counter()
-            while (now := time.perf_counter()) < begin + duration_s and position + record_size < size:
-                mapping[position : position + record_size] = record
-                os.fdatasync(fd)
-                position += record_size
-                count += 1
-            return count / (now - begin)
-    finally:
-        os.close(fd)
-        path.unlink()
+class BareLog:
+    """Appending with nothing around it: a store into a mapped, allocated file and fdatasync."""
+
+    def __init__(self, path: Path, record_size: int, *, file_size: int) -> None:
+        self._record = bytes(record_size)
+        self._file_size = file_size
+        self._position = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(self._fd, 0, file_size)
+        os.fsync(self._fd)
+        self._map = mmap.mmap(self._fd, file_size)
+
+    def append_and_sync(self) -> None:
+        begin, end = self._position, self._position + len(self._record)
+        self._map[begin:end] = self._record
+        os.fdatasync(self._fd)
+        self._position = end if end + len(self._record) <= self._file_size else 0
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self._fd)
 
 
 def sequential_write(path: Path, size: int) -> float:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import stratalog
 from bench.data import SEED, TOPIC, Messages, key_of
 from bench.harness import Bench, Case, Line, Sample, Target
 from bench.read import fill
-from stratalog.store.message_store import MessageStore, open_store
+from stratalog.store.message_store import MessageStore
 
 _LOOKUPS = 4000
 _LINES = [
@@ -26,7 +27,7 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
     with bench.folder("lookup") as folder:
         fill(folder, messages)
         log = next((folder / "commitlog").iterdir())
-        with open_store(folder, mode="r") as store:
+        with stratalog.open(folder, mode="r") as store:
 
             def run() -> list[Sample]:
                 numbers = [chosen.randrange(messages.count) for _ in range(_LOOKUPS)]

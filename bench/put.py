@@ -81,9 +81,9 @@ def append(batch: pa.RecordBatch, times: int) -> Put:
 @contextmanager
 def floor(bench: Bench) -> Iterator[Sequence[Case]]:
     small, large = Messages(bench.count(80_000), 100), Messages(bench.count(60_000), 1024)
-    rows_small, rows_large = Messages(200_000, 100), Messages(bench.count(200_000), 1024)
+    rows_small, rows_large = Messages(bench.count(200_000), 100), Messages(bench.count(200_000), 1024)
     batch_small, batch_large = rows_small.batch(), rows_large.batch()
-    copies = 1 if bench.quick else 4
+    copies = 4
     put_small, put_large = append(batch_small, copies), append(batch_large, 1)
     yield [
         _case(bench, "put, keywords, 100 B", small, put_keywords(small), Target(0.5e6)),

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+import stratalog
 from bench import limits
 from bench.data import TOPIC, Messages
 from bench.harness import Bench, Case, Line, Sample, Target, seconds
 from bench.stores import UnsyncedDisk, open_quiet
 from stratalog.kernels.scan import scan
-from stratalog.store.message_store import MessageStore, open_store
+from stratalog.store.message_store import MessageStore
 from stratalog.store.verify import verify
 
 _CHUNK_RECORDS = 1 << 16
@@ -30,7 +31,7 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
             messages = Messages(bench.count(count), body_size)
             folder = opened.enter_context(bench.folder(f"read-{body_size}"))
             fill(folder, messages)
-            store = opened.enter_context(open_store(folder, mode="r"))
+            store = opened.enter_context(stratalog.open(folder, mode="r"))
             cases += _cases(store, messages, name)
             folder = opened.enter_context(bench.folder(f"scan-{body_size}"))
             cases.insert(0, _scan_case(opened.enter_context(_long_log(folder, messages)), messages, name))

@@ -44,7 +44,7 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
         Case([Line("import stratalog", "s", limit=limit, target=Target(0.15, at_most=True))], importing),
         Case([Line("stratalog --help", "s", limit=limit, target=Target(0.3, at_most=True))], helping),
         Case([Line("first use ever: kernels are compiled", "s", limit=limit, target=Target(5, at_most=True))],
-             lambda: first_use(compiled=False)),
+             lambda: first_use(compiled=False), warm_up=False),
         Case([Line("first use in a later process", "s", limit=limit)], lambda: first_use(compiled=True)),
     ]  # fmt: skip
 

@@ -15,7 +15,6 @@ from stratalog.store.message_store import MessageStore
 
 _BODY_SIZE = 1024
 _IN_FLIGHT = 1000
-_BLOCKS = 3
 _LOG_SIZE = 256 << 20
 
 _ONE = "put, 1 thread"
@@ -40,22 +39,35 @@ def floor(bench: Bench) -> Iterator[Sequence[Case]]:
 
 
 def _round(folder: Path, messages: Messages, duration_s: float) -> list[Sample]:
-    """Bare appends and single puts take turns in short blocks, as the disk's mood changes within a second."""
     body, properties = messages.bodies[0], messages.raw_properties[0]
-    bare, one = [], []
     with _open(folder / "one") as store:
-        for _ in range(_BLOCKS):
-            bare.append(limits.append_and_sync(folder / "bare", int(messages.record_size), duration_s=duration_s))
-            one.append(_threads(store, 1, body, properties, duration_s))
+        alone, bare = _in_turn(store, folder / "bare", messages, 3 * duration_s)
     with _open(folder / "many") as store:
         eight = _threads(store, 8, body, properties, 2 * duration_s)
         sixteen = _threads(store, 16, body, properties, 2 * duration_s)
     with _open(folder / "async") as store:
         future = asyncio.run(_async(store, body, 2 * duration_s))
-    alone = sum(one) / _BLOCKS
-    return [
-        Sample(alone, sum(bare) / _BLOCKS), Sample(eight, alone), Sample(sixteen, alone), Sample(future, alone)
-    ]  # fmt: skip
+    return [Sample(alone, bare), Sample(eight, alone), Sample(sixteen, alone), Sample(future, alone)]
+
+
+def _in_turn(store: MessageStore, path: Path, messages: Messages, duration_s: float) -> tuple[float, float]:
+    """Puts and bare appends per second, one after the other: the disk's mood changes within milliseconds."""
+    put, body, properties = store.queue(TOPIC).put_raw, messages.bodies[0], messages.raw_properties[0]
+    bare = limits.BareLog(path, int(messages.record_size), file_size=_LOG_SIZE)
+    spent = [0.0, 0.0]
+    count = 0
+    try:
+        while sum(spent) < 2 * duration_s:
+            begin = time.perf_counter()
+            put(body, properties)
+            between = time.perf_counter()
+            bare.append_and_sync()
+            spent[0] += between - begin
+            spent[1] += time.perf_counter() - between
+            count += 1
+    finally:
+        bare.close()
+    return count / spent[0], count / spent[1]
 
 
 @contextmanager
