@@ -17,6 +17,8 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 import stratalog
 from pyspark_stratalog import DefaultSource
 from stratalog.layout.tier import SegmentType
+from stratalog.pipeline.committed_log import CommittedLog
+from stratalog.pipeline.log_plan import LogPlan
 from stratalog.pipeline.log_source import LogReader
 from stratalog.pipeline.offload import _begun
 from stratalog.pipeline.tier_sink import RunWriter, Written
@@ -156,11 +158,13 @@ class StreamingDriver:
         cluster: str = CLUSTER,
         broker: str = BROKER,
         index: bool = True,
+        verify: bool = False,
     ) -> None:
         backend = open_backend(tier)
         manifest = Manifest(backend, cluster, broker)
-        _begun(backend, manifest, str(tier))
-        self.reader = LogReader(str(store), tier=str(tier), cluster=cluster, broker=broker, max_bytes=max_bytes)
+        state = _begun(backend, manifest, str(tier))
+        plan = log_plan(store, state, size_max=max_bytes)
+        self.reader = LogReader(plan, max_bytes=max_bytes, verify=verify)
         self.writer = RunWriter(str(store), tier=str(tier), cluster=cluster, broker=broker, index=index)
         self.checkpoint = {} if checkpoint is None else checkpoint
         self._limit = ReadMaxBytes(max_bytes)
@@ -201,6 +205,15 @@ class StreamingDriver:
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         pickled(self.writer).commit(messages, self.batch_count)
+
+
+def log_plan(store: Path, state: TierState, *, size_max: int = 1 << 30) -> LogPlan:
+    """The plan as it arrives in Spark's planner."""
+    log = CommittedLog(str(store))
+    plan = log.plan(state, size_max=size_max)
+    log.close()
+    assert LogPlan.from_json(plan.to_json()) == plan
+    return plan
 
 
 def tier_state(tier: Path, cluster: str = CLUSTER, broker: str = BROKER) -> TierState:

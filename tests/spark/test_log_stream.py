@@ -14,6 +14,7 @@ from tests.spark.stores import (
     CLUSTER,
     StreamingDriver,
     by_queue,
+    log_plan,
     make_store,
     messages_of,
     open_small,
@@ -27,11 +28,12 @@ import stratalog
 from stratalog.errors import ConfigurationError, CorruptData, TierConflict
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
-from stratalog.pipeline import committed_log, runs
+from stratalog.pipeline import committed_log, log_source, runs
 from stratalog.pipeline.committed_log import CommittedLog
 from stratalog.pipeline.log_source import LogReader, LogSource
 from stratalog.pipeline.offload import check_same_store
 from stratalog.tiered.segment import open_backend
+from stratalog.tiered.state import TierState
 from stratalog.tiered.tiered_store import TieredStore, open_tier
 
 GOLDEN = [
@@ -104,15 +106,15 @@ def test_batches_of_any_size_write_the_same_bytes(
 def test_pieces_of_any_size_write_the_same_bytes(
     store: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committed_log, "PIECE_SIZE", 5000)
-    monkeypatch.setattr(committed_log, "PIECE_SIZE_MIN", 1000)
+    monkeypatch.setattr(committed_log, "STRETCH_SIZE", 1500)
+    monkeypatch.setattr(log_source, "PIECE_SIZE", 5000)
     monkeypatch.setattr(runs, "_RUN_UNITS_MAX", 3)
     StreamingDriver(store, tmp_path / "tier", writers=3, seed=5).run()
     assert dict(tier_bytes(tmp_path / "tier")) == expected
 
 
 def test_a_batch_ends_at_a_record_and_within_its_limit(store: Path) -> None:
-    reader = _reader(store, store.parent / "expected", max_bytes=5000)
+    reader = LogReader(log_plan(store, TierState(CLUSTER, BROKER), size_max=5000), max_bytes=5000)
     borders = _record_starts(store)
     offset, seen = {"version": 1, "offset": 0}, 0
     while (end := reader.latestOffset(offset, ReadMaxBytes(5000))) != offset:
@@ -139,7 +141,6 @@ def check_count(tier: Path, count: int) -> None:
 def test_available_now_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
     path = make_store(tmp_path / "store", 50)
     driver = StreamingDriver(path, tmp_path / "tier", max_bytes=5000)
-    driver.reader.prepareForTriggerAvailableNow()
     end = _log_end(path)
     with stratalog.open(path, max_hash_slot_num=100, max_index_num=400) as store:
         store.put("orders", b"later", unique_key="LATER")
@@ -229,7 +230,7 @@ def test_a_checkpoint_of_another_tier_is_refused(store: Path, tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_another_release_is_refused(store: Path) -> None:
-    reader = _reader(store, store.parent / "expected")
+    reader = LogReader(log_plan(store, TierState(CLUSTER, BROKER)), max_bytes=1)
     with pytest.raises(ConfigurationError, match="offset version 2"):
         reader.latestOffset({"version": 2, "offset": 0}, ReadMaxBytes(1))
 
@@ -301,7 +302,6 @@ def test_what_local_retention_took_first_is_a_gap_in_the_tier(tmp_path: Path) ->
     batch = first.next_batch()
     assert batch is not None
     first.do_batch(*batch)
-    first.reader.stop()
     copied, everything = tier_state(tmp_path / "tier"), messages_of(path, tiered_only=True)
     for file in sorted((path / "commitlog").iterdir())[:2]:
         file.unlink()
@@ -322,7 +322,7 @@ def test_damaged_records_are_left_out_and_those_behind_them_arrive(tmp_path: Pat
     damaged = [("orders", 1, 10), ("orders", 1, 11), ("orders", 1, 25), ("events", 0, 7)]
     for topic, queue_id, queue_offset in damaged:
         _damage(path, topic, queue_id, queue_offset)
-    StreamingDriver(path, tmp_path / "tier", max_bytes=80_000).run()
+    StreamingDriver(path, tmp_path / "tier", max_bytes=80_000, verify=True).run()
     rows, _ = scan(tier=str(tmp_path / "tier"))
     assert by_queue(rows) == {
         queue: [row for row in messages if (*queue, row["queueOffset"]) not in damaged]
@@ -403,19 +403,16 @@ def test_the_index_can_be_left_out(store: Path, tmp_path: Path) -> None:
 
 
 def test_the_source_is_made_from_sparks_options(store: Path) -> None:
-    options = {"path": str(store), "tier": "t", "cluster": "c", "broker": "b", "maxBytesPerTrigger": "77"}
-    source = LogSource(options)
+    plan = log_plan(store, TierState(CLUSTER, BROKER))
+    source = LogSource({"plan": plan.to_json(), "maxBytesPerTrigger": "77"})
     reader = source.streamReader(source.schema())  # type: ignore[arg-type]
     assert reader.getDefaultReadLimit() == ReadMaxBytes(77)
-    assert reader.commit({}) is None
+    assert reader.initialOffset() == {"version": 1, "offset": 0}
+    assert reader.reportLatestOffset() == {"version": 1, "offset": _log_end(store)}
 
 
 def test_slots_spread_the_queues_of_a_topic() -> None:
     assert sorted(runs.slot_of("orders", queue_id) % 4 for queue_id in range(4)) == [0, 1, 2, 3]
-
-
-def _reader(store: Path, tier: Path, max_bytes: int = 1 << 30) -> LogReader:
-    return LogReader(str(store), tier=str(tier), cluster=CLUSTER, broker=BROKER, max_bytes=max_bytes)
 
 
 def _log_end(path: Path) -> int:

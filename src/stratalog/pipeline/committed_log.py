@@ -1,24 +1,23 @@
-"""The log of a store as an offload sees it: where it ends, where records begin, how to cut it into pieces."""
+"""The log of a store as an offload sees it: where it ends, and where records begin."""
 
-import os
 from bisect import bisect_right
+from itertools import pairwise
 
 from stratalog.errors import ConfigurationError
 from stratalog.layout.names import is_tiered
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.pipeline.history import open_local
+from stratalog.pipeline.log_plan import LogPlan
 from stratalog.store.message_store import MessageStore
+from stratalog.tiered.state import TierState
 
-PIECE_SIZE = 128 << 20
-"""Bytes of log that a task scans at most."""
-PIECE_SIZE_MIN = 16 << 20
-"""A range is cut into as many pieces as there are cores, but not into smaller ones."""
-_BORDER_QUEUES = 16
+STRETCH_SIZE = 32 << 20
+"""Bytes of log between two borders of a plan, at most about."""
+_BATCH_STRETCHES = 8
+"""Stretches in a batch, at least, so that batches come close to their limit."""
+_BORDER_QUEUES = 4
 """Queues that are asked for borders; the others only where these, the largest, know none."""
 _BEHIND_ALL = 2**63 - 1
-
-Piece = tuple[str, int, int, int]
-"""File, log offset of its first byte, and the log offsets [begin, end) of a piece."""
 
 
 class CommittedLog:
@@ -37,25 +36,37 @@ class CommittedLog:
     def end_offset(self) -> int:
         return self.store.log.end_offset
 
-    @property
-    def tiered_topics(self) -> list[str]:
-        """Topics that are copied; system topics and light queues stay local."""
-        return [topic for topic in self.store.topics() if is_tiered(topic)]
+    def plan(self, state: TierState, *, size_max: int) -> LogPlan:
+        """How to bring the tier up to the log's end, in batches of at most `size_max` bytes.
 
-    def start(self, wanted: int) -> int:
-        """Where reading begins: at `wanted`, or at the log's beginning if that was dropped already (or -1).
-
-        Raises `ConfigurationError` for a place behind the end: then this is not the store that was read before.
+        Raises `ConfigurationError` when the tier is ahead of the log: then this is not the store that was copied.
         """
-        if wanted > self.end_offset:
+        log, begin = self.store.log, max(state.source_end, 0)
+        if begin > self.end_offset:
             raise ConfigurationError(
-                f"the tier was filled up to log offset {wanted:,}, the log of {self.store.root} ends at "
+                f"the tier was filled up to log offset {begin:,}, the log of {self.store.root} ends at "
                 f"{self.end_offset:,}: it is not the store that this tier belongs to, or it was set back. Give another "
                 "tier or broker name, or restore the store"
             )
-        return max(wanted, self.store.log.first_offset)
+        first = max(begin, log.first_offset)
+        next_file = first - (first - log.first_offset) % log.file_size + log.file_size
+        files = [first, *range(next_file, self.end_offset, log.file_size), self.end_offset]
+        stretch = min(STRETCH_SIZE, -(-size_max // _BATCH_STRETCHES))
+        borders = [first]
+        for start, end in pairwise(files):
+            while start < end:
+                start = min(self._border(start, start + stretch), end)
+                borders.append(start)
+        return LogPlan(
+            str(log.directory),
+            log.first_offset,
+            log.file_size,
+            begin,
+            tuple(borders),
+            state.topic_ids(topic for topic in self.store.topics() if is_tiered(topic)),
+        )
 
-    def border(self, begin: int, wanted: int) -> int:
+    def _border(self, begin: int, wanted: int) -> int:
         """A record border in (begin, wanted], close to `wanted`; where a single record reaches further, its end."""
         if wanted >= self.end_offset:
             return self.end_offset
@@ -65,28 +76,6 @@ class CommittedLog:
                 return before
         following = min((borders.behind(begin) for borders in self._borders), default=_BEHIND_ALL)
         return min(following, self.end_offset)
-
-    def pieces(self, begin: int, end: int) -> list[Piece]:
-        """The range cut at file and record borders into parts of about equal size."""
-        size = min(PIECE_SIZE, max(PIECE_SIZE_MIN, -(-(end - begin) // len(os.sched_getaffinity(0)))))
-        found = []
-        for file, position, stop, base in self.store.log.extents(begin, end):
-            first, last = base + position, base + stop
-            for left in range(max(1, round((last - first) / size)), 0, -1):
-                border = min(self.border(first, first + (last - first) // left), last) if left > 1 else last
-                if border > first:
-                    found.append((str(file.path), base, first, border))
-                first = border
-        return found
-
-    def sync(self, begin: int, end: int) -> None:
-        """Force the files of a range to disk; costs nothing where that was done."""
-        for path in {file.path for file, *_ in self.store.log.extents(begin, end)}:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
 
     def close(self) -> None:
         self.store.close()

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 DEFAULT_CLUSTER = "DefaultCluster"
 """RocketMQ's name for a cluster that nobody named (`brokerClusterName`)."""
 
-COMPACT_ITEMS_MIN = 500_000
-"""Index items that are worth a compacted file, which takes 40 MB for its slots alone."""
+COMPACT_ITEMS_MIN = 2_000_000
+"""Index items that are worth a compacted file, whose slots alone take 40 MB: as much again. Until then a lookup reads
+the runs, each once."""
 COMPACT_RUNS_MIN = 32
 """Runs that are compacted however small they are: a key lookup reads each once."""
 _COMPACT_ITEMS_MAX = 8_000_000
@@ -122,19 +123,12 @@ def offload(
     log = CommittedLog(path)
     try:
         job = _Job(path, log, tier_url, cluster, broker or Path(path).name, index_slot_count, compact_index)
-        settings = {"index": str(index).lower(), "maxBytesPerTrigger": str(max_bytes_per_trigger)}
-        session = spark or spark_session(streaming=True)
-        _register(session)
-        count = writers or len(os.sched_getaffinity(0))
-        job.start()
-        for attempt in range(_CONFLICTS_MAX + 1):
-            try:
-                with _checkpoint(checkpoint) as place:
-                    job.follow(_query(session, job.options | settings, count, place), progress)
-                break
-            except TierConflict:
-                if attempt == _CONFLICTS_MAX:
-                    raise
+        if log.end_offset > job.state.source_end:
+            session = spark or spark_session(streaming=True)
+            _register(session)
+            job.start()
+            tasks = writers or len(os.sched_getaffinity(0))
+            job.copy(session, checkpoint, tasks, index=index, max_bytes=max_bytes_per_trigger, progress=progress)
         return job.finish()
     finally:
         log.close()
@@ -150,18 +144,6 @@ def _register(session: "SparkSession") -> None:
     session.createDataFrame([], "offset BIGINT")
 
 
-def _query(session: "SparkSession", options: dict[str, str], writers: int, checkpoint: str) -> "StreamingQuery":
-    runs = session.readStream.format(LOG_FORMAT).options(**options).load()
-    return (
-        runs.repartitionById(writers, "slot")
-        .writeStream.format(TIER_FORMAT)
-        .options(**options)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-
-
 @contextmanager
 def _checkpoint(given: str | None) -> Iterator[str]:
     if given is not None:
@@ -172,6 +154,20 @@ def _checkpoint(given: str | None) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _query(
+    session: "SparkSession", source: dict[str, str], sink: dict[str, str], writers: int, checkpoint: str
+) -> "StreamingQuery":
+    runs = session.readStream.format(LOG_FORMAT).options(**source).load()
+    return (
+        runs.repartitionById(writers, "slot")
+        .writeStream.format(TIER_FORMAT)
+        .options(**sink)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 class _Job:
@@ -189,19 +185,49 @@ class _Job:
     ) -> None:
         self.backend: PosixBackend = open_backend(tier_url)
         self.manifest = Manifest(self.backend, cluster, broker)
-        self.options = {"path": path, "tier": tier_url, "cluster": cluster, "broker": broker}
         self.state = _begun(self.backend, self.manifest, tier_url)
+        self._options = {"path": path, "tier": tier_url, "cluster": cluster, "broker": broker}
+        self._log = log
         self._index_slot_count = index_slot_count
         self._compact_index = compact_index
         self._before = self.state
-        self._log_begin = log.start(self.state.source_end)
-        self._log_end = log.end_offset
+        self._log_begin = log.plan(self.state, size_max=MAX_BYTES_PER_TRIGGER).borders[0]
         self._batch_count = 0
-        self._begin_s = 0.0
+        self._begin_s = time.monotonic()
         check_same_store(log.store, TieredStore(self.backend, self.state))
 
     def start(self) -> None:
+        """The session is there: from here on time counts."""
         self._begin_s = time.monotonic()
+
+    def copy(
+        self,
+        session: "SparkSession",
+        checkpoint: str | None,
+        writers: int,
+        *,
+        index: bool,
+        max_bytes: int,
+        progress: Callable[[OffloadProgress], None] | None,
+    ) -> None:
+        """Run queries until one ends well: another job's commits and damaged records are gone around."""
+        source, sink = {"maxBytesPerTrigger": str(max_bytes)}, self._options | {"index": str(index).lower()}
+        conflicts_left = _CONFLICTS_MAX
+        while True:
+            source["plan"] = self._log.plan(self.state, size_max=max_bytes).to_json()
+            try:
+                with _checkpoint(checkpoint) as place:
+                    self.follow(_query(session, source, sink, writers, place), progress)
+                return
+            except TierConflict:
+                conflicts_left -= 1
+                if not conflicts_left:
+                    raise
+            except CorruptData:
+                # The writers found it; reading again with a check of every record leaves out just those.
+                if "verify" in source:
+                    raise
+                source["verify"] = "true"
 
     def follow(self, query: "StreamingQuery", progress: Callable[[OffloadProgress], None] | None) -> None:
         """Wait for the query's end, telling `progress` of each commit."""
@@ -211,7 +237,7 @@ class _Job:
                     self._look(progress)
         finally:
             query.stop()
-        self._look(progress)
+            self._look(progress)
 
     def finish(self) -> OffloadReport:
         """Compact the index if that is due, leave a metadata file for Java brokers, and sum up."""
@@ -223,7 +249,7 @@ class _Job:
         return OffloadReport(
             record_count=after.unit_count - before.unit_count,
             lost_count=after.gap_count - before.gap_count,
-            log_size=max(0, self._log_end - self._log_begin),
+            log_size=max(0, self._log.end_offset - self._log_begin),
             tier_size=after.log_size - before.log_size,
             batch_count=self._batch_count,
             seconds=time.monotonic() - self._begin_s,
@@ -243,10 +269,11 @@ class _Job:
             self._compact()
 
     def _progress(self) -> OffloadProgress:
+        begin, end = self._log_begin, self._log.end_offset
         return OffloadProgress(
             record_count=_Totals.of(self.state).unit_count - _Totals.of(self._before).unit_count,
-            log_size=min(max(self.state.source_end, self._log_begin), self._log_end) - self._log_begin,
-            log_size_total=self._log_end - self._log_begin,
+            log_size=min(max(self.state.source_end, begin), end) - begin,
+            log_size_total=end - begin,
             seconds=time.monotonic() - self._begin_s,
         )
 

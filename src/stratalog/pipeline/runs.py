@@ -41,9 +41,9 @@ Log = NDArray[np.uint8]
 
 
 def runs_of(piece: "LogPiece") -> Iterator[pa.RecordBatch]:
-    """The runs of a piece, and a row that tells the batch's range. Every record's CRC is checked on the way.
+    """The runs of a piece, and a row that tells the batch's range.
 
-    What is damaged is stepped over: its queues go on with a gap there, as they do in the store's own reading.
+    What is no record is stepped over, with `verify` also what has a wrong CRC: its queues go on with a gap there.
     """
     log = _mapped(piece.file)
     positions = _records(log, piece)
@@ -81,7 +81,7 @@ def _records(log: Log, piece: "LogPiece") -> NDArray[np.int64]:
     positions, sizes = np.empty(capacity, np.int64), np.empty(capacity, np.int32)
     count = 0
     while 0 <= position < end:
-        found, position, status = scan(address, position, end, base, True, positions[count:], sizes[count:])
+        found, position, status = scan(address, position, end, base, piece.verify, positions[count:], sizes[count:])
         count += found
         if status in (ScanStatus.END, ScanStatus.BLANK):
             break
