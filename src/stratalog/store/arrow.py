@@ -246,7 +246,7 @@ def read_arrow(
     store: "MessageStore", queue: Queue, first: int | None, count: int, columns: Iterable[str] | None
 ) -> pa.RecordBatch:
     """See `Queue.read_arrow`."""
-    start = queue.min_offset if first is None else first
+    start = queue.start_of(first)
     window = store.log.window()
     return decode_arrow(
         queue.units(start, count),

@@ -289,6 +289,10 @@ class Queue:
         With `follow` the iterator waits for new messages instead of ending. Raises `OffsetOutOfRange` outside
         [min_offset, max_offset]; messages that recovery could not save are passed over.
         """
+        return self._messages(self.start_of(first), count if count is not None else 1 << 62, follow)
+
+    def start_of(self, first: int | None) -> int:
+        """Where reading from `first` begins: the oldest message for None. Raises `OffsetOutOfRange`."""
         low, high = self.min_offset, self.max_offset
         start = low if first is None else first
         if not low <= start <= high:
@@ -296,7 +300,7 @@ class Queue:
                 f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}), not {start}",
                 next_offset=low if start < low else high,
             )
-        return self._messages(start, count if count is not None else 1 << 62, follow)
+        return start
 
     def _messages(self, start: int, left: int, follow: bool) -> Iterator[Message]:
         while left > 0:
