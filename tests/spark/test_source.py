@@ -1,5 +1,6 @@
 """Batch reading of stores and tiers: the reader's own code, without a JVM."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.spark.stores import (
 )
 
 import stratalog
-from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore
 from stratalog.pipeline import history
 from stratalog.pipeline.history import local_path
 
@@ -201,6 +202,48 @@ def test_a_schema_of_ones_own_computes_only_those_columns(store: Path, tier: Pat
         everything, _ = scan(**place)
         rows, _ = scan(schema=schema, **place)
         assert rows == [{name: row[name] for name in ("queueOffset", "topic")} for row in everything]
+
+
+@pytest.mark.parametrize("name", golden_names("tiered"))
+def test_without_bodies_any_tier_of_rocketmq_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    tier = str(golden_case(name).unpack_tier(tmp_path))
+    if not any(Path(tier).rglob("COMMIT_LOG/*")):
+        return
+    everything, _ = scan(tier=tier)
+    rows, _ = scan(tier=tier, schema=META)
+    assert rows == [{name: row[name] for name in META.names} for row in everything]
+
+
+META = StructType([StructField("storeSize", IntegerType()), StructField("uniqueKey", StringType())])
+
+
+def test_without_bodies_records_are_taken_from_the_mapped_segments(
+    store: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(history.TierHistory, "_checked_batches")
+    monkeypatch.setattr(history, "_SLAB_UNITS", 10)
+    rows, _ = scan(tier=str(tier), schema=META)
+    assert len(rows) == sum(map(len, messages_of(store, tiered_only=True).values()))
+
+
+@pytest.mark.parametrize("harm", ["cut", "missing", "zeroed"])
+@pytest.mark.parametrize("schema", [None, META])
+def test_damage_in_the_tier_is_an_error_whatever_is_read(
+    tier: Path, harm: str, schema: StructType | None, tmp_path: Path
+) -> None:
+    copy = tmp_path / "tier"
+    shutil.copytree(tier, copy)
+    segment = next(path for path in sorted(copy.rglob("COMMIT_LOG/*")) if "/orders/1/" in str(path))
+    if harm == "missing":
+        segment.unlink()
+    elif harm == "cut":
+        os.truncate(segment, segment.stat().st_size - 1)
+    else:
+        with segment.open("r+b") as file:
+            file.seek(segment.stat().st_size // 2)
+            file.write(bytes(600))
+    with pytest.raises(CorruptData, match="orders/1"):
+        scan(tier=str(copy), schema=schema)
 
 
 def test_batches_have_the_nullability_that_was_asked_for(store: Path) -> None:

@@ -4,24 +4,28 @@ Both are opened where they are needed, by path or URL: while planning to learn w
 of it. Nothing of them travels between processes but names and numbers.
 """
 
+import mmap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.errors import NotAStore
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.tier import SegmentType
 from stratalog.pipeline.options import ReadOptions
 from stratalog.pipeline.ranges import QueueExtent, QueueRange
+from stratalog.tiered.segment import PosixBackend, SegmentBackend
+from stratalog.tiered.state import TierState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from stratalog.store.message_store import MessageStore
-    from stratalog.tiered.segment import SegmentBackend
-    from stratalog.tiered.state import TierState
 
 LOCAL, TIER = "local", "tier"
 
@@ -29,6 +33,8 @@ BATCH_SIZE = 4 << 20
 """Bytes of records in an Arrow batch. Transport to the JVM is fastest from 1 to 16 MB."""
 BATCH_ROWS_MAX = 1 << 14
 """Rows in an Arrow batch: more of them fall out of the CPU's cache while the JVM turns columns into rows."""
+_BULKY = frozenset({"body", "properties"})
+"""Columns that make a batch large; the others take a few bytes a row."""
 _SLAB_UNITS = 1 << 16
 _SAMPLES = 16
 
@@ -76,7 +82,7 @@ class LocalHistory:
             units = memoryview(queue.units(first, min(end - first, _SLAB_UNITS)))
             if not units:
                 return
-            for piece in cut(units):
+            for piece in cut(units, columns):
                 yield decode_arrow(piece, log, list(columns), topic=part.topic, broker_name=self._store.broker_name)
             first += len(units) // UNIT.size
 
@@ -99,14 +105,15 @@ class TierHistory:
         from stratalog.tiered.tiered_store import open_tier
 
         self._tier = open_tier(url, cluster=cluster or None, broker=broker or None)
+        self._views: dict[str, NDArray[np.uint8]] = {}
 
     @property
-    def state(self) -> "TierState":
+    def state(self) -> TierState:
         """The committed state that is read."""
         return self._tier.state
 
     @property
-    def backend(self) -> "SegmentBackend":
+    def backend(self) -> SegmentBackend:
         return self._tier.backend
 
     def extents(self) -> list[QueueExtent]:
@@ -124,6 +131,16 @@ class TierHistory:
         return self._tier.queue(extent.topic, extent.queue_id).offset_at(timestamp_ms)
 
     def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
+        """Bodies are read with every check there is; without them, the rest is taken from the mapped segments."""
+        done = 0
+        if not _BULKY.intersection(columns) and isinstance(self.backend, PosixBackend):
+            for batch in self._mapped_batches(part, columns):
+                done += batch.num_rows
+                yield batch
+        if done < part.count:
+            yield from self._checked_batches(replace(part, first=part.first + done, count=part.count - done), columns)
+
+    def _checked_batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
         from stratalog.kernels.columns import decode_arrow
 
         queue = self._tier.queue(part.topic, part.queue_id)
@@ -131,10 +148,49 @@ class TierHistory:
         for chunk in queue.chunks(part.first, count=part.count, size_first=BATCH_SIZE):
             log = (np.array([chunk.address], np.int64), chunk.data_offset, max(1, len(chunk.data)))
             units = memoryview(chunk.exact_units())[: (end - chunk.first_queue_offset) * UNIT.size]
-            for piece in cut(units):
+            for piece in cut(units, columns):
                 yield decode_arrow(piece, log, list(columns), topic=part.topic, broker_name=queue.broker)
             if chunk.end_queue_offset >= end:
                 return
+
+    def _mapped_batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
+        """As many batches as the segments give without a surprise: a gap, a coda of old, or damage ends it."""
+        from stratalog.kernels.columns import decode_arrow
+
+        queue = self._tier.queue(part.topic, part.queue_id)
+        bases = np.array([segment.base_offset for segment in queue.state.commit_log], np.int64)
+        names = list(dict.fromkeys([*columns, "queueOffset"]))
+        first, end = part.first, part.first + part.count
+        while first < end and (units := memoryview(queue.units(first, min(end - first, _SLAB_UNITS)))):
+            offsets = np.frombuffer(units, UNIT.dtype)["commit_log_offset"].astype(np.int64)
+            numbers = np.searchsorted(bases, offsets, "right") - 1
+            edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+            for low, high in pairwise(edges):
+                log = self._mapped(part, int(numbers[low]))
+                if log is None:
+                    return
+                for piece in cut(units[low * UNIT.size : high * UNIT.size], columns):
+                    batch = decode_arrow(piece, log, names, topic=part.topic, broker_name=queue.broker)
+                    count = len(piece) // UNIT.size
+                    if not np.array_equal(batch.column("queueOffset"), np.arange(first, first + count)):
+                        return
+                    yield batch
+                    first += count
+
+    def _mapped(self, part: QueueRange, number: int) -> "tuple[NDArray[np.int64], int, int] | None":
+        """A segment's committed bytes as a log for kernels; None when they are not all there. Lives as long as this."""
+        queue = self._tier.queue(part.topic, part.queue_id)
+        if number < 0:
+            return None
+        segment = queue.state.commit_log[number]
+        path = self.state.path(part.topic, part.queue_id, SegmentType.COMMIT_LOG, segment.base_offset)
+        if path not in self._views:
+            assert isinstance(self.backend, PosixBackend)
+            if (self.backend.size(path) or 0) < segment.size:
+                return None
+            with open(self.backend.root / path, "rb") as file:
+                self._views[path] = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        return np.array([self._views[path].ctypes.data], np.int64), segment.base_offset, segment.size
 
 
 def histories(options: ReadOptions, origins: Collection[str] = (LOCAL, TIER)) -> list[History]:
@@ -160,11 +216,11 @@ def joined_extents(places: Iterable[History]) -> list[QueueExtent]:
     return joined
 
 
-def cut(units: memoryview) -> Iterator[memoryview]:
+def cut(units: memoryview, columns: Collection[str]) -> Iterator[memoryview]:
     """Units in pieces that make one Arrow batch each."""
     sizes = np.frombuffer(units, UNIT.dtype)["size"].astype(np.int64)
     sizes[sizes == FILLER_SIZE] = 0
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(sizes if _BULKY.intersection(columns) else np.zeros_like(sizes))
     first = done = 0
     while first < len(sizes):
         last = max(int(np.searchsorted(ends, done + BATCH_SIZE, "right")), first + 1)
