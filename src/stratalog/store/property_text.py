@@ -8,6 +8,9 @@ from stratalog.errors import IllegalMessage
 from stratalog.layout.javahash import property_order
 from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 
+_KEYWORDS = 3
+"""The first values are those of tags, keys and unique_key, which may be absent."""
+
 Shape = tuple[str, Callable[[tuple[Any, ...]], Any], int]
 """How properties with one set of names are written: a `%` template in RocketMQ's order, what picks the values in that
 order from (tags, keys, unique key, *properties), and their number."""
@@ -34,10 +37,14 @@ def joined_keys(keys: Sequence[str]) -> str:
 
 
 def bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessage:
-    for name, value in zip(names, values, strict=True):
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        if value is None and number >= _KEYWORDS:
+            return IllegalMessage(f"property {name!r} is None: leave it out")
         text = str(value)
         if value is not None and not text:
             return IllegalMessage(f"property {name!r} is empty: leave it out (a reader would not see it)")
         if NAME_END in text or VALUE_END in text:
             return IllegalMessage(f"property {name!r} holds a separator character (0x01 or 0x02); nothing was written")
+        if not (name.isascii() and text.isascii()) and (name + text).encode("utf-8", "replace").decode() != name + text:
+            return IllegalMessage(f"property {name!r} holds half of a surrogate pair, which is no text")
     return IllegalMessage(f"properties {names} cannot be encoded")

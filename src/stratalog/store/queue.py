@@ -115,12 +115,14 @@ class Queue:
         Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
         """
         if keys is not None and type(keys) is not str:
-            keys = joined_keys(keys)
+            keys = joined_keys(keys) or None
         shape_key: tuple[Any, ...]
         values: tuple[Any, ...]
         if properties:
             shape_key = (tags is None, keys is None, unique_key is None, *properties)
             values = (tags, keys, unique_key, *properties.values())
+            if None in values[3:]:
+                raise bad_value((TAGS, KEYS, UNIQUE_KEY, *properties), values)
         else:
             shape_key = (tags is None, keys is None, unique_key is None)
             values = (tags, keys, unique_key)
@@ -130,7 +132,10 @@ class Queue:
         if shape is None:
             shape = self._shapes[shape_key] = shape_of(shape_key[:3], shape_key[3:])
         template, order, count = shape
-        text = (template % order(values)).encode()
+        try:
+            text = (template % order(values)).encode()
+        except UnicodeEncodeError:
+            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values) from None
         if len(text) - len(text.translate(None, _SEPARATORS)) != 2 * count or "" in values:
             raise bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values)
         return self._append(body, text, born_timestamp, wait)
@@ -146,6 +151,8 @@ class Queue:
         total = self.fixed_size + size + properties_size
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not self.is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
+        if born_timestamp:
+            check_born_timestamp(born_timestamp)
         crc = _crc(body) & 0x7FFFFFFF
         log = self._log
         with log.lock:
@@ -205,6 +212,7 @@ class Queue:
         name = self.topic.encode()
         if len(properties) > PROPERTIES_SIZE_MAX:
             raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
+        check_born_timestamp(born_timestamp)
         queued = enters_queue(sys_flag)
         record = Record(
             topic=name,
@@ -376,6 +384,12 @@ class Queue:
                 return self._log.message(commit_log_offset, self.topic).store_timestamp
             queue_offset += 1
         return 1 << 63
+
+
+def check_born_timestamp(born_timestamp: int) -> None:
+    """Raise `IllegalMessage` unless the time fits its field."""
+    if not -(1 << 63) <= born_timestamp < 1 << 63:
+        raise IllegalMessage(f"born_timestamp {born_timestamp} ms: it must fit 64 bits; nothing was written")
 
 
 def check_queue(topic: str, queue_id: int) -> None:
