@@ -10,7 +10,9 @@ from typing import Any
 import stratalog
 from interop.drafts import KEY_COUNT, TAGS, Draft, Ledger, Reading
 from interop.rocketmq import RocketMQ, camel_case
+from stratalog.layout.javahash import string_hash
 from stratalog.layout.properties import KEYS, UNIQUE_KEY
+from stratalog.layout.properties import TAGS as TAGS_PROPERTY
 from stratalog.layout.queue import UNIT
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
@@ -123,7 +125,7 @@ def _our_answer(store: MessageStore, question: Question) -> list[int]:
         queue = store.queue(topic, question["queue_id"])
         return [queue.offset_at(question["time"], bound="lower"), queue.offset_at(question["time"], bound="upper")]
     window = {"begin": question["begin"], "end": question["end"]}
-    if is_exact(question):
+    if is_exact(question) and "kind" not in question:
         found = store.query(topic, key=question["key"], limit=question["limit"], **window)
         return [message.commit_log_offset for message in found]
     prefix = TAG_PREFIX if "kind" in question else ""
@@ -131,9 +133,9 @@ def _our_answer(store: MessageStore, question: Question) -> list[int]:
 
 
 def is_exact(question: Question) -> bool:
-    """Whether a key question has one right answer. The index itself knows times to the second only, and tags by their
-    hash; there both sides shall give the same candidates."""
-    return "key" in question and "kind" not in question and question["begin"] == 0 and question["end"] == TIME_MAX
+    """Whether a key question has one right answer. The index knows times to the second only: there both sides shall
+    give the same candidates."""
+    return "key" in question and question["begin"] == 0 and question["end"] == TIME_MAX
 
 
 def check_answers(
@@ -164,13 +166,19 @@ def hit_count(questions: list[Question], answers: list[list[int]]) -> int:
 
 
 def _hits(reading: Reading, question: Question) -> list[int]:
-    """The slow, obvious answer to an exact key question."""
+    """The slow, obvious answer to an exact question. Tags are found by their hash alone."""
+    wanted = question["key"]
+
+    def matches(properties: dict[str, str]) -> bool:
+        if "kind" in question:
+            return TAGS_PROPERTY in properties and string_hash(properties[TAGS_PROPERTY]) == string_hash(wanted)
+        return wanted in [*properties.get(KEYS, "").split(), properties.get(UNIQUE_KEY)]
+
     return sorted(
         message["commit_log_offset"]
         for (topic, _), messages in reading.items()
         for message in messages
-        if topic == question["topic"]
-        and question["key"] in [*message["properties"].get(KEYS, "").split(), message["properties"].get(UNIQUE_KEY)]
+        if topic == question["topic"] and matches(message["properties"])
     )
 
 
