@@ -276,7 +276,11 @@ def test_a_missing_index_is_one_problem(root: Path) -> None:
 
 
 def test_index_files_of_another_size_are_told_instead_of_taken_for_missing(root: Path) -> None:
-    report = check(root, max_hash_slot_num=60)
+    with pytest.raises(ConfigurationError, match="max_hash_slot_num"):
+        check(root, max_hash_slot_num=60)
+    path = index_file(root)
+    path.write_bytes(path.read_bytes()[:-4])
+    report = check(root)
     assert {problem.part for problem in report.problems} == {"index"}
     assert "max_hash_slot_num" in report.problems[0].next_step
 

@@ -40,7 +40,7 @@ def open_local(
         if settings:
             raise ConfigurationError("give --conf or --set, not both: put the setting into the file")
         return stratalog.open(path, mode=mode, settings=StoreSettings.from_broker_conf(conf))
-    return stratalog.open(path, mode=mode, **(_index_sizes(path) | settings))
+    return stratalog.open(path, mode=mode, **settings)
 
 
 def open_place(path: str, *, tier: bool, given: Sequence[str] | None = None) -> "MessageStore | TieredStore":
@@ -89,20 +89,3 @@ def _settings(given: Sequence[str] | None) -> dict[str, Any]:
             raise typer.BadParameter(f"--set {text}: write name=value, for example max_index_num=400")
         settings[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else value.strip()
     return settings
-
-
-_ITEMS_PER_SLOT = 4
-"""RocketMQ's default (20 million items, 5 million slots); our small stores keep the ratio."""
-
-
-def _index_sizes(root: Path) -> dict[str, int]:
-    """Slots and items of the index files there: recorded nowhere, but the size tells if their ratio is the usual."""
-    from stratalog.layout.index import HEADER, ITEM, SLOT, SLOT_COUNT, file_size
-    from stratalog.layout.names import INDEX, is_index_name
-
-    files = sorted((root / INDEX).glob("*")) if (root / INDEX).is_dir() else []
-    size = next((path.stat().st_size for path in files if is_index_name(path.name)), 0)
-    slots = (size - HEADER.size) // (SLOT.size + _ITEMS_PER_SLOT * ITEM.size)
-    if slots < 1 or slots == SLOT_COUNT or file_size(slots, _ITEMS_PER_SLOT * slots) != size:
-        return {}
-    return {"max_hash_slot_num": slots, "max_index_num": _ITEMS_PER_SLOT * slots}

@@ -6,12 +6,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, IllegalMessage
 from stratalog.layout import index, message, names, queue
 
 FlushMode = Literal["async", "sync"]
 Release = Literal["5.5", "5.3"]
 
+_INT_MAX = 2**31 - 1
 _FLUSH_DISK_TYPES: dict[str, FlushMode] = {"ASYNC_FLUSH": "async", "SYNC_FLUSH": "sync"}
 
 
@@ -28,9 +29,9 @@ class StoreSettings:
     """Which release's bytes are written where releases differ; both are always read."""
     mapped_file_size_commit_log: int | None = None
     mapped_file_size_consume_queue: int | None = None
-    max_hash_slot_num: int = index.SLOT_COUNT
-    """Slots of an index file: not recorded in it, so it must stay what it was."""
-    max_index_num: int = index.ITEM_CAPACITY
+    max_hash_slot_num: int | None = None
+    """Slots and items of an index file, recorded nowhere either: None takes what the files there show."""
+    max_index_num: int | None = None
     message_index_enable: bool = True
     max_message_size: int = message.BODY_SIZE_MAX
     message_delay_level: str = names.DELAY_LEVELS
@@ -49,6 +50,14 @@ class StoreSettings:
         """Rounded up to whole units, as upstream does."""
         asked = self.mapped_file_size_consume_queue or queue.QUEUE_FILE_UNITS * queue.UNIT.size
         return -(-asked // queue.UNIT.size) * queue.UNIT.size
+
+    @property
+    def index_slot_count(self) -> int:
+        return self.max_hash_slot_num or index.SLOT_COUNT
+
+    @property
+    def index_item_capacity(self) -> int:
+        return self.max_index_num or index.ITEM_CAPACITY
 
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Self:
@@ -77,37 +86,62 @@ class StoreSettings:
             ("flush_interval_consume_queue", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}")
-        names.delay_table_ms(self.message_delay_level)
-        message.Host.parse(self.store_host)
+            if value is not None and (type(value) is not int or not least <= value <= _INT_MAX):
+                raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}, at most 2^31 - 1")
+        if not isinstance(self.message_index_enable, bool):
+            raise ConfigurationError(f"message_index_enable={self.message_index_enable!r}: give True or False")
+        for name, check in (("message_delay_level", names.delay_table_ms), ("store_host", message.Host.parse)):
+            value = getattr(self, name)
+            try:
+                check(value if isinstance(value, str) else "?")
+            except IllegalMessage as error:
+                raise ConfigurationError(f"{name}={value!r}: {error}") from None
 
     @classmethod
     def from_broker_conf(cls, path: Path) -> Self:
         """Settings from a `broker.conf`: RocketMQ's key names, keys that concern other parts are passed over."""
         given: dict[str, Any] = {}
         kinds = {_camel(field.name): field for field in fields(cls)}
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            text = line.strip()
+        for number, line in enumerate(_text_of(path).splitlines(), 1):
+            text, place = line.strip(), f"{path} line {number}"
             if not text or text.startswith(("#", "!")):
                 continue
             key, separator, value = text.partition("=")
             if not separator:
-                raise ConfigurationError(f"{path} line {number}: {text!r} is no key=value")
+                raise ConfigurationError(f"{place}: {text!r} is no key=value")
             key, value = key.strip(), value.strip()
             if key == "flushDiskType":
-                given["flush"] = _FLUSH_DISK_TYPES.get(value, value)
+                if value not in _FLUSH_DISK_TYPES:
+                    raise ConfigurationError(f"{place}: {key}={value}: give {' or '.join(_FLUSH_DISK_TYPES)}")
+                given["flush"] = _FLUSH_DISK_TYPES[value]
             elif key in kinds:
-                given[kinds[key].name] = _value(value, f"{path} line {number}")
-        return cls.make(given)
+                given[kinds[key].name] = _value(value, place)
+        try:
+            return cls.make(given)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
 
-    def with_file_sizes(self, *, commit_log: int | None, consume_queue: int | None) -> Self:
-        """These settings with the file sizes found on disk filled in where none was asked for."""
+    def with_sizes(
+        self, *, commit_log: int | None, consume_queue: int | None, index_sizes: tuple[int, int] | None
+    ) -> Self:
+        """These settings with the sizes found on disk filled in where none was asked for."""
+        slot_count, item_capacity = index_sizes or (None, None)
         return replace(
             self,
+            max_hash_slot_num=self.max_hash_slot_num or slot_count,
+            max_index_num=self.max_index_num or item_capacity,
             mapped_file_size_commit_log=self.mapped_file_size_commit_log or commit_log,
             mapped_file_size_consume_queue=self.mapped_file_size_consume_queue or consume_queue,
         )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is no UTF-8 text (byte {error.start})") from None
 
 
 def _camel(name: str) -> str:

@@ -191,12 +191,13 @@ class Host:
         """`10.0.0.1:10911` or `[2001:db8::1]:10911`. Raises `IllegalMessage`."""
         import socket
 
-        name, _, port = text.rpartition(":")
+        name, _, digits = text.rpartition(":")
         try:
+            port = range(1 << 16)[int(digits)]
             if name.startswith("["):
-                return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), int(port))
-            return cls(socket.inet_pton(socket.AF_INET, name), int(port))
-        except (OSError, ValueError):
+                return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), port)
+            return cls(socket.inet_pton(socket.AF_INET, name), port)
+        except (OSError, ValueError, IndexError):
             raise IllegalMessage(f"host {text!r} is neither 1.2.3.4:port nor [v6]:port") from None
 
     def __str__(self) -> str:

@@ -45,6 +45,7 @@ _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNKNOWN_LEVEL_DELAY_MS = 1000
 
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+_QUEUE_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 _OFFSET_NAME = re.compile(r"[0-9]{20}\Z")
 _OFFSET_MAX = 2**63 - 1
 _INDEX_NAME = re.compile(r"[0-9]{17}\Z")
@@ -84,6 +85,16 @@ def check_topic(topic: str) -> None:
         raise IllegalMessage(f"topic of {len(topic)} characters: the limit for {topic[:20]!r}… is {limit}")
 
 
+def is_topic(name: str) -> bool:
+    """Whether a directory may hold a topic's queues. Wider than `check_topic`: RocketMQ's store takes any text."""
+    return name.isprintable() and not name.startswith(".")
+
+
+def queue_id_of(name: str) -> int | None:
+    """Queue id of a directory, or None when its name is not one of a queue."""
+    return int(name) if _QUEUE_ID.match(name) and int(name) < 1 << 31 else None
+
+
 def offset_name(offset: int) -> str:
     """File name of a data file that starts at this byte offset."""
     return f"{offset:020d}"
@@ -99,6 +110,12 @@ def index_name(created_ms: int, zone: tzinfo = UTC) -> str:
     """Name of an index file created at that time, in the broker's time zone."""
     moment = datetime.fromtimestamp(created_ms // 1000, zone)
     return moment.strftime("%Y%m%d%H%M%S") + f"{created_ms % 1000:03d}"
+
+
+def index_created_ms(name: str, zone: tzinfo = UTC) -> int:
+    """The time in an index file's name: `index_name` backwards."""
+    second = datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=zone)
+    return int(second.timestamp()) * 1000 + int(name[14:])
 
 
 def is_index_name(name: str) -> bool:

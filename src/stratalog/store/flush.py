@@ -7,6 +7,7 @@ wake-up of the event loop per flush. A failed flush poisons the log and wakes ev
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ class FutureCommit:
 
     def __init__(self, commit: GroupCommit) -> None:
         self._commit = commit
-        self._pending: list[tuple[asyncio.Future[None], int]] = []
+        self._pending: deque[tuple[asyncio.Future[None], int]] = deque()
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="stratalog-flush", daemon=True)
@@ -73,14 +74,16 @@ class FutureCommit:
         """A future that is done when every byte below `offset` is durable."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((future, offset))
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
         return future
 
     def _run(self) -> None:
         while not self._stopped:
             self._wake.wait()
             self._wake.clear()
-            batch, self._pending = self._pending, []
+            pending = self._pending
+            batch = [pending.popleft() for _ in range(len(pending))]  # what comes meanwhile is of the next flush
             if not batch:
                 continue
             failure: BaseException | None = None

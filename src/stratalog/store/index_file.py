@@ -8,15 +8,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stratalog.errors import ConfigurationError
 from stratalog.kernels.index import find_items, put_keys
-from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, index_key, items_position, slots_position
+from stratalog.layout.index import (
+    HEADER,
+    ITEM,
+    ITEM_CAPACITY,
+    SLOT,
+    SLOT_COUNT,
+    file_size,
+    index_key,
+    items_position,
+    slots_position,
+)
 from stratalog.layout.javahash import index_key_hash, string_hash
-from stratalog.layout.names import INDEX, index_name, is_index_name
+from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 
 HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
 _HITS_AT_FIRST = 64
+_SIZES_SEARCHED_MAX = 64 << 20
+"""Largest index file whose split into slots and items is searched for when it is not the usual one."""
 
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
@@ -28,6 +41,11 @@ class IndexFile:
 
     mapped: MappedFile
     header: NDArray[np.int64]
+
+    @staticmethod
+    def header_of(mapped: MappedFile) -> NDArray[np.int64]:
+        """The header as the file has it."""
+        return np.array(HEADER.unpack(mapped.view.data), np.int64)
 
     @property
     def begin_timestamp(self) -> int:
@@ -57,6 +75,51 @@ class IndexFile:
             self.mapped.sync()
         except OSError as error:
             raise failed(f"flush of {self.mapped.path}", error) from error
+
+
+def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
+    """Slots and item capacity of the index files in a directory: written nowhere, but the items in a file show them.
+
+    The newest item must lead to the record that the header names, and be the head of its slot; of the splits of the
+    file's size into slots and items, RocketMQ's ratio is tried first. None without such a file, or when none fits.
+    """
+    for name, size in disk.files(directory).items():
+        if is_index_name(name) and size > HEADER.size:
+            mapped = disk.map(directory / name)
+            try:
+                slot_count = _slot_count(mapped, IndexFile.header_of(mapped))
+            finally:
+                if not disk.read_only:
+                    mapped.close()
+            if slot_count:
+                return slot_count, (size - items_position(slot_count)) // ITEM.size
+    return None
+
+
+def _slot_count(mapped: MappedFile, header: NDArray[np.int64]) -> int | None:
+    ratio, step = ITEM_CAPACITY // SLOT_COUNT, ITEM.size // SLOT.size
+    usual = (mapped.size - HEADER.size) // (SLOT.size + ratio * ITEM.size)
+    is_usual = file_size(usual, ratio * usual) == mapped.size
+    if header[_NEXT_ITEM] <= 1:
+        return usual if is_usual else None
+    if is_usual and _fits(mapped, header, usual):
+        return usual
+    slots_end = (mapped.size - HEADER.size) // SLOT.size
+    searched = range(slots_end % step or step, slots_end, step) if mapped.size <= _SIZES_SEARCHED_MAX else ()
+    return next((slot_count for slot_count in searched if _fits(mapped, header, slot_count)), None)
+
+
+def _fits(mapped: MappedFile, header: NDArray[np.int64], slot_count: int) -> bool:
+    """Whether, with that many slots, the newest item is the one that the header and its slot say."""
+    last = int(header[_NEXT_ITEM]) - 1
+    position = items_position(slot_count) + last * ITEM.size
+    if position + ITEM.size > mapped.size:
+        return False
+    item = ITEM.unpack(mapped.view.data, position)
+    if item.commit_log_offset != header[_END_OFFSET] or item.key_hash < 0:
+        return False
+    head = SLOT.unpack(mapped.view.data, slots_position() + item.key_hash % slot_count * SLOT.size)
+    return bool(head.newest_item == last)
 
 
 class Index:
@@ -89,12 +152,21 @@ class Index:
         what the others hold is not known, so they are removed and built again."""
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
-        for name, size in self._disk.files(self.directory).items():
-            if not is_index_name(name):
-                continue
+        sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
+        if sizes and self._file_size not in sizes.values():
+            raise ConfigurationError(
+                f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
+                f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
+                "max_index_num as the store was written with, or remove the directory: it is built again from the log"
+            )
+        for name, size in sizes.items():
             mapped = self._disk.map(self.directory / name) if size == self._file_size else None
-            file = IndexFile(mapped, np.array(HEADER.unpack(mapped.map[: HEADER.size]), np.int64)) if mapped else None
-            if file is None or file.next_item < 1 or not self._is_known(file, end_offset, clean=clean):
+            file = IndexFile(mapped, IndexFile.header_of(mapped)) if mapped else None
+            if (
+                file is None
+                or not 1 <= file.next_item <= self.item_capacity
+                or not self._is_known(file, end_offset, clean=clean)
+            ):
                 self._remove_from(name)
                 self.is_complete = False
                 break
@@ -110,6 +182,8 @@ class Index:
         return file_size(self.slot_count, self.item_capacity)
 
     def _is_known(self, file: IndexFile, end_offset: int, *, clean: bool) -> bool:
+        if not 1 <= file.next_item <= self.item_capacity:
+            return False
         inside = file.end_commit_log_offset < end_offset
         if clean:
             return inside if file.next_item > 1 else file.end_timestamp == 0
@@ -128,13 +202,10 @@ class Index:
         while it fills the later ones."""
         count = 0
         for file in reversed(self.files):
-            offsets = self.items(file)["commit_log_offset"].tolist()
-            mine = 0
-            while mine < len(offsets) and offsets[-1 - mine] == self.resume_offset:
-                mine += 1
-            count += mine
-            if mine < len(offsets):
-                break
+            for offset in reversed(self.items(file)["commit_log_offset"]):
+                if offset != self.resume_offset:
+                    return count
+                count += 1
         return count
 
     def has_keys(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> bool:
@@ -193,6 +264,8 @@ class Index:
         """Start a new file. In memory its header begins with the end of the one before, as upstream's does."""
         self._disk.make_directory(self.directory)
         moment = self._clock_ns() // 1_000_000
+        if self.files:  # names are in order, though the clock went back
+            moment = max(moment, index_created_ms(self.files[-1].mapped.path.name, self._zone) + 1)
         while self._disk.exists(self.directory / index_name(moment, self._zone)):
             moment += 1
         path = self.directory / index_name(moment, self._zone)

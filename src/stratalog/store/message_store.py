@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TIME_MAX = 2**63 - 1
+_INDEX_STEP_MS = 1000
+"""The index knows seconds only: a message may be this much younger than its item says."""
 
 
 class MessageStore:
@@ -57,7 +59,7 @@ class MessageStore:
         self.index: Index | None = None
         if settings.message_index_enable:
             self.index = Index(
-                root, disk, slot_count=settings.max_hash_slot_num, item_capacity=settings.max_index_num,
+                root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
                 with_tags=settings.compatibility != "5.3", clock_ns=clock_ns,
             )  # fmt: skip
         self._dispatcher = Dispatcher(
@@ -82,10 +84,11 @@ class MessageStore:
     def _load(self) -> None:
         clean = not self._disk.exists(self.root / names.ABORT)
         self.log.load()
-        for topic in self._disk.directories(self.root / names.CONSUME_QUEUE):
-            for queue_id in self._disk.directories(self.root / names.CONSUME_QUEUE / topic):
-                if queue_id.isdigit():
-                    self._dispatcher.queue(topic, int(queue_id))
+        for topic in filter(names.is_topic, self._disk.directories(self.root / names.CONSUME_QUEUE)):
+            for name in self._disk.directories(self.root / names.CONSUME_QUEUE / topic):
+                queue_id = names.queue_id_of(name)
+                if queue_id is not None:
+                    self._dispatcher.queue(topic, queue_id)
         checkpoint = Checkpoint.load(self.root, self._disk)
         if not self._disk.read_only:
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
@@ -259,7 +262,12 @@ class MessageStore:
             raise self._reason(error) from error
 
     def catch_up(self) -> None:
-        """Dispatch for a reader: what is in the queues already can be read though no more can be written."""
+        """Dispatch for a reader: what is in the queues already can be read though no more can be written.
+
+        Raises `StoreFailed` when the store is closed.
+        """
+        if self._closed:
+            raise StoreFailed(f"{self.root} is closed; open it again")
         with contextlib.suppress(DiskFull, StoreFailed):
             self.dispatch()
 
@@ -323,11 +331,12 @@ class MessageStore:
         Every hit was checked against the record: two keys with one hash are told apart.
         """
         hits = []
-        for offset in self.candidates(topic, key=key, begin=begin, end=end):
+        for offset in self.candidates(topic, key=key, begin=begin - _INDEX_STEP_MS, end=end):
             if not self.log.first_offset <= offset < self.log.end_offset:
                 continue  # the record has gone by retention, its index item not yet
             message = self.log.message(offset)
-            if message.topic == topic and (key in message.keys or key == message.unique_key):
+            carries = message.topic == topic and (key in message.keys or key == message.unique_key)
+            if carries and begin <= message.store_timestamp <= end:
                 hits.append(message)
                 if len(hits) == limit:
                     break

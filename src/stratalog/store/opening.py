@@ -10,6 +10,7 @@ from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.layout import names
 from stratalog.store.commit_log import log_file_size
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk
+from stratalog.store.index_file import index_sizes
 from stratalog.store.message_store import MessageStore
 
 
@@ -32,13 +33,15 @@ def open_store(
     if mode not in ("r", "w"):
         raise ConfigurationError(f"mode={mode!r}: give 'r' or 'w'")
     disk = disk or (PrivateDisk() if mode == "r" else Disk())
-    _check_directory(root, disk)
     settings = settings or StoreSettings.make(given)
-    settings = settings.with_file_sizes(
-        commit_log=log_file_size(disk, root / names.COMMIT_LOG), consume_queue=_queue_file_size(disk, root)
-    )
-    store = MessageStore(root, settings, disk, clock_ns)
     try:
+        _check_directory(root, disk)
+        settings = settings.with_sizes(
+            commit_log=log_file_size(disk, root / names.COMMIT_LOG),
+            consume_queue=_queue_file_size(disk, root),
+            index_sizes=index_sizes(disk, root / names.INDEX),
+        )
+        store = MessageStore(root, settings, disk, clock_ns)
         store.open()
     except OSError as error:
         raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error

@@ -145,11 +145,11 @@ class IndexCheck:
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
         self._begin = self._missing_count = 0
         self._files: list[_IndexFile] = []
-        wanted = file_size(settings.max_hash_slot_num, settings.max_index_num)
+        wanted = file_size(settings.index_slot_count, settings.index_item_capacity)
         for name, size in disk.files(root / INDEX).items():
             path = root / INDEX / name
             if is_index_name(name) and size == wanted:
-                self._files.append(_IndexFile(path, disk, settings.max_hash_slot_num, settings.max_index_num))
+                self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
         self._directory = root / INDEX

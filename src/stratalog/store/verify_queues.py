@@ -15,8 +15,10 @@ from stratalog.layout.names import (
     CONSUME_QUEUE_EXT,
     LMQ_PREFIX,
     delay_table_ms,
+    is_topic,
     offset_name,
     offset_of,
+    queue_id_of,
 )
 from stratalog.layout.queue import EXTENSION_ADDRESS_MAX, FILLER_SIZE, UNIT
 from stratalog.store.disk import MappedFile, PrivateDisk
@@ -174,13 +176,14 @@ class QueueCheck:
     def finish(self) -> None:
         """Look at what stands in the files beside the units that the log led to."""
         light = 0
-        for topic in self._disk.directories(self._root / CONSUME_QUEUE):
+        for topic in filter(is_topic, self._disk.directories(self._root / CONSUME_QUEUE)):
             for name in self._disk.directories(self._root / CONSUME_QUEUE / topic):
+                queue_id = queue_id_of(name)
                 if topic.startswith(LMQ_PREFIX):
                     light += 1
-                elif name.isdigit() and topic not in self._batch_topics:
+                elif queue_id is not None and topic not in self._batch_topics:
                     self._report.queue_count += 1
-                    self._check_leftovers(topic, int(name))
+                    self._check_leftovers(topic, queue_id)
         if light:
             self._report.notes.append(f"{light} light queues ({LMQ_PREFIX}…) are not checked")
 
