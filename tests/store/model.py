@@ -146,6 +146,7 @@ def check(store: MessageStore) -> Walk:
     found = walk(store.root)
     assert found.begin == store.log.first_offset
     assert found.end <= store.log.end_offset, "the store ends before its last whole record"
+    found.damages.append((found.end, store.log.end_offset))
     _check_queues(store, found)
     if store.index:
         _check_index(store, found)

@@ -22,6 +22,7 @@ PROPERTIES_SIZE_MAX = 32767
 TOPIC_CHARS_MAX_V1 = 127
 TOPIC_SIZE_MAX = 255
 """A topic is a directory name, which file systems limit to 255 bytes."""
+PORT_MAX = 65_535
 RECORD_SIZE_SLACK = 64 * 1024
 """A record may be this much larger than the largest body."""
 
@@ -193,11 +194,13 @@ class Host:
 
         name, _, digits = text.rpartition(":")
         try:
-            port = range(1 << 16)[int(digits)]
+            port = int(digits)
+            if not 0 <= port <= PORT_MAX:
+                raise ValueError(digits)
             if name.startswith("["):
                 return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), port)
             return cls(socket.inet_pton(socket.AF_INET, name), port)
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError):
             raise IllegalMessage(f"host {text!r} is neither 1.2.3.4:port nor [v6]:port") from None
 
     def __str__(self) -> str:
