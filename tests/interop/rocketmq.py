@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from stratalog.config.settings import Release
+
 HERE = Path(__file__).parent
 SOURCES = sorted((HERE / "java").glob("*.java"))
 FETCH_TIMEOUT_S = 240
@@ -86,7 +88,7 @@ class RocketMQ:
 
     def __init__(self, release: str, directory: Path) -> None:
         self.release = release
-        self.compatibility = release[:3]
+        self.compatibility: Release = "5.3" if release.startswith("5.3") else "5.5"
         self._log = directory / f"rocketmq-{release}.log"
         self._classpath = f"{classes(release)}:{jars(release)}/*"
         self._command = [

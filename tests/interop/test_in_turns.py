@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ class Shared:
         command = [sys.executable, str(HERE / "writer.py"), json.dumps(given)]
         messages = drafts(seed, 4 * count)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, **pipes, text=True, env=environment) as process:
             assert process.stdout
             for number, line in enumerate(process.stdout):

@@ -17,7 +17,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 
-Sizes = dict[str, int]
+Sizes = dict[str, Any]
 Question = dict[str, Any]
 TIME_MAX = 2**63 - 1
 HITS_MAX = 64
