@@ -123,7 +123,7 @@ def offload(
     log = CommittedLog(path)
     try:
         job = _Job(path, log, tier_url, cluster, broker or Path(path).name, index_slot_count, compact_index)
-        if log.end_offset > job.state.source_end:
+        if log.end_offset > max(job.state.source_end, log.store.log.first_offset):
             session = spark or spark_session(streaming=True)
             _register(session)
             job.start()
