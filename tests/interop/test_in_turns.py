@@ -26,7 +26,7 @@ from interop.views import (
     random_sizes,
     took_the_clean_road,
 )
-from stratalog.layout.names import ABORT, CONSUME_QUEUE, offset_name
+from stratalog.layout.names import ABORT, COMMIT_LOG, CONSUME_QUEUE, INDEX, offset_name
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 
@@ -66,11 +66,11 @@ class Shared:
         check_answers(self.reading, questions, answers, lost_ms=self.lost_ms)
         self.crashed = killed
         if killed:
-            self._put_until_killed(seed, count)
+            self.put_until_killed(seed, count)
 
-    def _put_until_killed(self, seed: int, count: int) -> None:
+    def put_until_killed(self, seed: int, count: int, **more: str) -> None:
         settings = self.sizes | {"compatibility": self.rocketmq.compatibility, "flush": self.flush}
-        given = {"directory": str(self.directory), "settings": settings, "seed": seed, "count": 4 * count}
+        given = {"directory": str(self.directory), "settings": settings, "seed": seed, "count": 4 * count} | more
         command = [sys.executable, str(HERE / "writer.py"), json.dumps(given)]
         messages = drafts(seed, 4 * count)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -139,3 +139,12 @@ def test_a_queue_file_that_rocketmq_had_no_time_to_extend_is_nothing(rocketmq: R
     (queue / offset_name(newest + shared.sizes["mapped_file_size_consume_queue"])).touch()
     shared.ours(2, 300, killed=False)
     shared.theirs(3, 20, halted=False)
+
+
+@pytest.mark.parametrize("part", [COMMIT_LOG, CONSUME_QUEUE, INDEX])
+def test_a_file_that_we_had_no_time_to_make_is_nothing(rocketmq: RocketMQ, part: str, tmp_path: Path) -> None:
+    shared = Shared(tmp_path, rocketmq, random_sizes(f"{rocketmq.release} unfinished"))
+    shared.crashed = True
+    shared.put_until_killed(1, 1000, die_in=part)
+    shared.theirs(2, 20, halted=False)
+    shared.ours(3, 50, killed=False)

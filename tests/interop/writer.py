@@ -1,18 +1,41 @@
 """A process that puts messages until it is killed: `python writer.py '<json arguments>'`.
 
-It prints a line per acknowledged message, its number and its queue offset, and nothing else.
+It prints a line per acknowledged message, its number and its queue offset, and nothing else. With `die_in` (a part of
+the store, as `commitlog`) it kills itself while it makes that part's second file.
 """
 
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import stratalog
 from interop.drafts import drafts, fill
 
 
+def die_in(part: str) -> None:
+    """Kill this process in the midst of making a file: it has its size, and nothing else was done with it yet."""
+    made: list[str] = []
+
+    def dying(real: Callable[..., None]) -> Callable[..., None]:
+        def call(fd: int, *arguments: int) -> None:
+            real(fd, *arguments)
+            made.extend(path for path in [os.readlink(f"/proc/self/fd/{fd}")] if f"/{part}" in path)
+            if len(made) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    os.posix_fallocate = dying(os.posix_fallocate)
+    os.ftruncate = dying(os.ftruncate)
+
+
 def main() -> None:
     given = json.loads(sys.argv[1])
+    if "die_in" in given:
+        die_in(given["die_in"])
     store = stratalog.open(Path(given["directory"]), **given["settings"])
     messages = drafts(given["seed"], given["count"])
     numbers = {id(draft): number for number, draft in enumerate(messages)}

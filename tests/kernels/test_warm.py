@@ -25,9 +25,14 @@ def kernels() -> dict[str, Dispatcher]:
     return found
 
 
-def test_every_kernel_is_compiled_by_the_call() -> None:
+CALLED_BY_KERNELS_ONLY = {"crc32_by_table", "queue_hash", "java_hash", "hash_column"}
+"""Compiled into others; the tests call them by themselves."""
+
+
+def test_every_kernel_that_the_library_calls_is_compiled_by_the_call() -> None:
     compile_all()
-    assert [name for name, function in kernels().items() if not function.signatures] == []
+    missing = {name.rpartition(".")[2] for name, function in kernels().items() if not function.signatures}
+    assert missing <= CALLED_BY_KERNELS_ONLY
     assert len(kernels()) > 10
 
 
