@@ -134,7 +134,8 @@ class Disk:
         self._create(path, size, lambda fd: os.ftruncate(fd, size))
 
     def _create(self, path: Path, size: int, fill: Callable[[int], None]) -> None:
-        temporary = path.with_name(path.name + UNFINISHED)
+        directory = path.parent  # beside it, not in it: RocketMQ refuses a directory that holds a file of another name
+        temporary = directory.with_name(f"{directory.name}.{path.name}{UNFINISHED}")
         with _told_when_full(path, size, temporary):
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
@@ -146,10 +147,10 @@ class Disk:
         self.sync_directory(path.parent)
 
     def clear_unfinished(self, directory: Path) -> None:
-        """Remove what a process left that was killed while it created a file."""
-        for name in self.files(directory):
-            if name.endswith(UNFINISHED):
-                self.remove(directory / name)
+        """Remove what a process left that was killed while it created a file of that directory."""
+        for name in self.files(directory.parent):
+            if name.startswith(f"{directory.name}.") and name.endswith(UNFINISHED):
+                self.remove(directory.parent / name)
 
     def map(self, path: Path) -> MappedFile:
         fd = os.open(path, os.O_RDWR)
@@ -247,28 +248,44 @@ class Disk:
 
 
 class PrivateFile(OpenFile):
-    """A file whose changes stay in this process."""
+    """A file whose changes stay in this process.
 
-    __slots__ = ("_mapped",)
+    It is read with `pread` until the first change, which copies it: a mapping of a sparse file may not even be read
+    when the disk is full (tmpfs ends the process then).
+    """
 
-    def __init__(self, mapped: MappedFile) -> None:
-        self.path = mapped.path
-        self._mapped = mapped
+    __slots__ = ("_changed",)
+
+    def __init__(self, path: Path, fd: int, changed: dict[Path, MappedFile]) -> None:
+        super().__init__(path, fd)
+        self._changed = changed
+
+    def _copy(self) -> MappedFile:
+        copy = self._changed.get(self.path)
+        if copy is None:
+            size = os.fstat(self._fd).st_size
+            copy = self._changed[self.path] = MappedFile(self.path, -1, mmap.mmap(-1, size))
+            written = os.pread(self._fd, data_end(self._fd, size), 0)
+            copy.map[: len(written)] = written
+        return copy
 
     def read(self, position: int, size: int) -> bytes:
-        return self._mapped.map[position : position + size]
+        copy = self._changed.get(self.path)
+        return copy.map[position : position + size] if copy else super().read(position, size)
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        self._mapped.map[position : position + len(data)] = bytes(data)
+        self._copy().map[position : position + len(data)] = bytes(data)
 
     def zero_from(self, position: int) -> None:
-        self._mapped.map[position:] = bytes(self._mapped.size - position)
+        copy = self._copy()
+        copy.map[position:] = bytes(copy.size - position)
 
     def sync(self) -> None:
         pass
 
     def close(self) -> None:
-        pass
+        if self._fd >= 0:
+            super().close()
 
 
 class PrivateDisk(Disk):
@@ -303,7 +320,7 @@ class PrivateDisk(Disk):
         return self._mapped[path]
 
     def open(self, path: Path) -> OpenFile:
-        return PrivateFile(self.map(path))
+        return PrivateFile(path, -1 if path in self._mapped else os.open(path, os.O_RDONLY), self._mapped)
 
     def files(self, directory: Path) -> dict[str, int]:
         found = super().files(directory)

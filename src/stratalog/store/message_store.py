@@ -155,8 +155,8 @@ class MessageStore:
                 check_queue(topic, queue_id)
             with self._queues_lock:
                 queue = self._queues.get((topic, queue_id))
-                if queue is None:
-                    self.dispatch()
+                if queue is None:  # nothing was put to it since the store was opened: its units are complete
+                    self.catch_up()
                     end = self._dispatcher.queue(topic, queue_id).end_offset
                     queue = self._queues[topic, queue_id] = Queue(self, topic, queue_id, end)
         return queue

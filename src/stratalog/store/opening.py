@@ -1,12 +1,13 @@
 """Opening a store: what `stratalog.open` does before a `MessageStore` exists."""
 
+import errno
 import os
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.errors import ConfigurationError, DiskFull, NotAStore
 from stratalog.layout import names
 from stratalog.store.commit_log import log_file_size
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk
@@ -27,7 +28,7 @@ def open_store(
 
     `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
     running broker and sees the store as it is now. Settings are those of `StoreSettings`, as keywords.
-    Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`.
+    Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
     root = Path(path)
     if mode not in ("r", "w"):
@@ -44,6 +45,8 @@ def open_store(
         store = MessageStore(root, settings, disk, clock_ns)
         store.open()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{root} cannot be opened: no room; free space there, or open with mode='r'") from error
         raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error
     return store
 
