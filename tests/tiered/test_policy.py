@@ -6,7 +6,8 @@ import pytest
 
 from stratalog import tiered
 from stratalog.errors import ConfigurationError, NotAStore, OffsetOutOfRange
-from stratalog.store.message_store import MessageStore, open_store
+from stratalog.store.message_store import MessageStore
+from stratalog.store.opening import open_store
 from stratalog.tiered import GetStatus, JoinedStore, Manifest, PosixBackend, ReadPolicy
 from stratalog.tiered.state import ManifestEntry, TierState
 from tiered.conftest import MakeStore
