@@ -90,12 +90,13 @@ def walk(root: Path) -> Walk:
     begin = end = files[0][0] if files else 0
     damaged_from: int | None = None
     for base, data in files:
-        position = 0
-        while position < len(data):
+        position, written, closed = 0, len(data.rstrip(b"\0")), False
+        while position < written and not closed:
             if _closes_file(data, position):
+                closed = True
                 if damaged_from is None:
                     end = base + len(data)
-                break
+                continue
             record = _record_at(data, base, position)
             if record is None:
                 damaged_from = base + position if damaged_from is None else damaged_from
@@ -107,6 +108,8 @@ def walk(root: Path) -> Walk:
             records.append(record)
             position += record.total_size
             end = base + position
+        if not closed and damaged_from is None:
+            damaged_from = base + position
     return Walk(records, damages, begin, end)
 
 
