@@ -11,7 +11,7 @@ import stratalog
 from crash.test_power_cut import TINY, body_of
 from store.model import Clock, bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
 from stratalog.errors import CorruptData
-from stratalog.layout.message import HEAD
+from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK
 from stratalog.layout.queue import UNIT
 from stratalog.store.message_store import MessageStore
 
@@ -133,6 +133,24 @@ def test_a_log_that_ends_with_a_file_that_was_closed_goes_on_in_the_next(folder:
             with open_tiny(copy) as store:
                 check(store)
                 assert bodies(store)["t", 0][-2:] == [b"after", b"list"]
+
+
+def test_a_last_file_with_less_room_than_a_record_takes_ends_with_its_last_record(folder: Path) -> None:
+    for left in (8, 9, 50, 90):
+        root = folder / f"store{left}"
+        with open_tiny(folder / f"running{left}") as store:
+            overhead = store.put("t", b"").store_size
+            last = store.put("t", b"x" * (LOG_FILE - 2 * overhead - left))
+            assert last.end_offset == LOG_FILE - left
+            store._flush_all()
+            crash_copy(store, root)
+        for again in (root, folder / f"running{left}"):
+            with open_tiny(again) as store:
+                check(store)
+                assert store.recovery.quarantined == []
+                assert store.log.end_offset == last.end_offset
+                store.put("t", b"next")
+            assert log_files(again)[0].read_bytes()[-left:][4:8] == BLANK.pack(left, MAGIC_BLANK)[4:]
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------

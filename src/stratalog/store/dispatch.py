@@ -119,7 +119,8 @@ class Dispatcher:
         with self._lock:
             counts = [queue.end_offset - queue.first_offset for queue in self.queues.values() if queue.end_offset]
             items = self._index.item_count if self._index else 0
-            return replace(self.progress), Seal(self.progress.offset, len(counts), sum(counts), items)
+            end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
+            return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
     def _register(self, queue: ConsumeQueue) -> None:
         self._table.add(queue.topic, queue.queue_id, queue.end_offset)
