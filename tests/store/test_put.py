@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stratalog.layout.message import FIXED_SIZE_V1, Host
 from stratalog.layout.messageid import decode_offset_message_id
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.sysflag import Transaction
+from stratalog.store.message_store import MessageStore
 
 
 def test_a_message_comes_back_with_every_field_that_was_given(open_store: OpenStore) -> None:
@@ -354,6 +356,34 @@ def test_thousands_of_async_puts_in_flight_share_flushes_and_keep_their_order(op
     assert syncs < 200
     assert [message.body for message in store.queue("t", 1).read()] == [b"%d" % n for n in range(1, 2000, 2)]
     asyncio.run(put_all())
+
+
+def test_nobody_waits_for_ever_when_the_store_is_closed_with_puts_in_flight(open_store: OpenStore) -> None:
+    for _ in range(5):
+        store = open_store(flush="sync")
+        sync = store.log.sync
+        flushing = threading.Event()
+
+        def slow(sync: Callable[[], int] = sync, flushing: threading.Event = flushing) -> int:
+            flushing.set()
+            return sync()
+
+        store.log.sync = slow  # type: ignore[method-assign]
+
+        async def put_all(store: MessageStore = store, flushing: threading.Event = flushing) -> list[Any]:
+            waiting = [asyncio.ensure_future(store.put_async("t", b"%d" % n)) for n in range(500)]
+            while not flushing.is_set():
+                await asyncio.sleep(0)
+            waiting += [asyncio.ensure_future(store.put_async("t", b"%d" % n)) for n in range(500)]
+            closing = asyncio.get_running_loop().run_in_executor(None, store.close)
+            outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+            await closing
+            return outcomes
+
+        outcomes = asyncio.run(put_all())
+        acknowledged = [outcome.queue_offset for outcome in outcomes if not isinstance(outcome, StoreFailed)]
+        with stratalog.open(store.root, mode="r", **SMALL) as reader:
+            assert set(acknowledged) <= {message.queue_offset for message in reader.queue("t").read()}
 
 
 def test_an_async_put_under_async_flush_does_not_wait(open_store: OpenStore) -> None:

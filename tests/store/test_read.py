@@ -1,7 +1,9 @@
 """Reading by offset, time and key gives what a plain list would give."""
 
+import shutil
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,40 @@ def test_a_follower_of_a_store_that_is_closed_ends_with_the_reason(open_store: O
     assert not thread.is_alive()
     assert outcome[:3] == [0, 1, 2]
     assert "closed; open it again" in outcome[3]
+
+
+def test_whoever_reads_or_asks_while_the_store_is_closed_gets_the_reason_and_the_process_lives(
+    open_store: OpenStore,
+) -> None:
+    for _ in range(5):
+        store = open_store(checked=False)
+        fill(store, 300)
+        reading, outcomes = threading.Barrier(4), list[str]()
+
+        def use(act: Callable[[], Any], reading: threading.Barrier = reading, outcomes: list[str] = outcomes) -> None:
+            reading.wait(10)
+            try:
+                while True:
+                    act()
+            except StoreFailed as error:
+                outcomes.append(str(error))
+
+        uses = (
+            lambda store=store: list(store.queue("t").read(0)),
+            lambda store=store: store.queue("t").read_arrow(0),
+            lambda store=store: store.query("t", key="k"),
+        )
+        threads = [threading.Thread(target=use, args=(act,), daemon=True) for act in uses]
+        for thread in threads:
+            thread.start()
+        reading.wait(10)
+        store.close()
+        for thread in threads:
+            thread.join(10)
+        assert len(outcomes) == 3
+        assert all("closed; open it again" in outcome for outcome in outcomes)
+        shutil.rmtree(store.root)
+        store.root.mkdir()
 
 
 COLUMNS = {

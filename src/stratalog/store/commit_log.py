@@ -20,14 +20,14 @@ from stratalog.store.message import Message, message_at
 class LogWindow:
     """The log as kernels see it: byte b stands at `addresses[n] + p`, `n, p = divmod(b - first_offset, file_size)`.
 
-    An address of 0 is a file that is not there. `files` keeps the mappings alive.
+    An address of 0 is a file that is not there. `views` keep the mappings alive, though the log is closed meanwhile.
     """
 
     addresses: NDArray[np.int64]
     first_offset: int
     file_size: int
     end_offset: int
-    files: tuple[MappedFile | None, ...]
+    views: tuple[NDArray[np.uint8], ...]
 
 
 class CommitLog:
@@ -48,6 +48,7 @@ class CommitLog:
         self._disk = disk
         self._files: list[MappedFile] = []
         self._failure: StoreFailed | None = None
+        self._stopped: StoreFailed | None = None
         self.first_offset = 0
         self.end_offset = 0
         self.durable_offset = 0
@@ -109,8 +110,8 @@ class CommitLog:
 
         Raises `StoreFailed` or `DiskFull`. The caller has made sure that the record fits into a file at all.
         """
-        if self._failure:
-            raise self._failure
+        if self._failure or self._stopped:
+            raise self._failure or self._stopped or AssertionError
         position = self.end_offset - self.base
         if self.limit < 0 or position + total_size > self.limit:
             try:
@@ -137,6 +138,12 @@ class CommitLog:
         self._files.append(file)
         self._append_to(file)
         self.end_offset = start
+
+    def stop(self, reason: StoreFailed) -> None:
+        """Wait for an append under way and refuse every later one; what is there can still be flushed."""
+        with self.lock:
+            self._stopped = reason
+            self.limit = -1
 
     def fail(self, reason: StoreFailed) -> None:
         """Refuse every later append."""
@@ -186,7 +193,8 @@ class CommitLog:
     def window(self) -> LogWindow:
         files = tuple(self._files)
         addresses = np.array([file.address for file in files], np.int64)
-        return LogWindow(addresses, self.first_offset, self.file_size, self.end_offset, files)
+        views = tuple(file.view for file in files)
+        return LogWindow(addresses, self.first_offset, self.file_size, self.end_offset, views)
 
     def extents(self, begin: int, end: int) -> Iterator[tuple[MappedFile, int, int, int]]:
         """The pieces of [begin, end) by file: file, first and last position in it, and the log offset of position 0."""

@@ -86,6 +86,7 @@ class Dispatcher:
         self._queue_file_size = queue_file_size
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._lock = threading.Lock()
+        self._is_closed = False
         self.files = OpenFiles(disk)
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._by_row: list[ConsumeQueue] = []
@@ -114,6 +115,12 @@ class Dispatcher:
         for queue in self.queues.values():
             self._register(queue)
 
+    def close(self) -> None:
+        """Wait for a dispatch under way; later ones do nothing. The log's mappings may go then."""
+        with self._lock:
+            self._is_closed = True
+        self.files.close()
+
     def snapshot(self) -> tuple[DispatchProgress, Seal]:
         """How far dispatch is, and what queues and index hold at that point."""
         with self._lock:
@@ -132,6 +139,8 @@ class Dispatcher:
         if self.progress.offset >= limit:
             return
         with self._lock:
+            if self._is_closed:
+                return
             try:
                 while self.progress.offset < limit:
                     self._dispatch_chunk(limit)

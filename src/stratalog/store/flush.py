@@ -79,7 +79,7 @@ class FutureCommit:
         return future
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self._stopped or self._pending:  # nobody who waits is left behind
             self._wake.wait()
             self._wake.clear()
             pending = self._pending

@@ -28,8 +28,7 @@ from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
 _HITS_AT_FIRST = 64
-_SIZES_SEARCHED_MAX = 64 << 20
-"""Largest index file whose split into slots and items is searched for when it is not the usual one."""
+_SPLITS_TRIED_MAX = 100_000
 
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
@@ -104,9 +103,13 @@ def _slot_count(mapped: MappedFile, header: NDArray[np.int64]) -> int | None:
         return usual if is_usual else None
     if is_usual and _fits(mapped, header, usual):
         return usual
-    slots_end = (mapped.size - HEADER.size) // SLOT.size
-    searched = range(slots_end % step or step, slots_end, step) if mapped.size <= _SIZES_SEARCHED_MAX else ()
-    return next((slot_count for slot_count in searched if _fits(mapped, header, slot_count)), None)
+    # Items of the possible splits lie on one grid: with each item less there is room for `step` more slots.
+    first = (mapped.size - HEADER.size) // SLOT.size % step or step
+    start = items_position(first) + (int(header[_NEXT_ITEM]) - 1) * ITEM.size
+    count = max(0, (min(mapped.size, mapped.data_end) - start) // ITEM.size)
+    offsets = np.frombuffer(mapped.map, ITEM.dtype, count, start)["commit_log_offset"] if count else np.empty(0)
+    candidates = np.flatnonzero(offsets == header[_END_OFFSET])[:_SPLITS_TRIED_MAX].tolist()
+    return next((first + step * k for k in candidates if _fits(mapped, header, first + step * k)), None)
 
 
 def _fits(mapped: MappedFile, header: NDArray[np.int64], slot_count: int) -> bool:
@@ -287,10 +290,11 @@ class Index:
     def _hits(self, file: IndexFile, key_hash: int, begin: int, end: int) -> Iterator[int]:
         """Hits in one file; looks for few at first, as most callers stop early."""
         size, taken = _HITS_AT_FIRST, 0
+        view = file.mapped.view  # keeps the mapping alive, though the store is closed meanwhile
         while True:
             found = np.empty(size, np.int64)
             count = find_items(
-                file.mapped.address, self.slot_count, self.item_capacity, file.begin_timestamp, file.next_item,
+                view.ctypes.data, self.slot_count, self.item_capacity, file.begin_timestamp, file.next_item,
                 key_hash, begin, end, found,
             )  # fmt: skip
             yield from found[taken:count].tolist()

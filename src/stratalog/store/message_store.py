@@ -110,6 +110,7 @@ class MessageStore:
         if self._closed:
             return
         self._closed = True
+        self.log.stop(StoreFailed(f"{self.root} is closed; open it again"))
         for thread in self._threads:
             thread.close()
         if self._futures:
@@ -126,10 +127,10 @@ class MessageStore:
             self._let_go()
 
     def _let_go(self) -> None:
+        self._dispatcher.close()
         self.log.close()
         if self.index:
             self.index.unmap()
-        self._dispatcher.files.close()
         if self._release:
             self._release()
             self._release = None

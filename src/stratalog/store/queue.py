@@ -318,7 +318,11 @@ class Queue:
                     return
                 time.sleep(_FOLLOW_PAUSE_S)
                 continue
-            yield from self._decode(units, start)
+            try:
+                yield from self._decode(units, start)
+            except ValueError:  # a mapping was closed under us
+                self.store.catch_up()
+                raise
             start += len(units) // UNIT.size
             left -= len(units) // UNIT.size
 

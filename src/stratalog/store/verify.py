@@ -144,8 +144,8 @@ def _end_of_log(report: VerifyReport, file: MappedFile, position: int) -> None:
         report.add(
             Problem(
                 "log", str(file.path), position, "the end of the log (zeros), because the store was closed properly",
-                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy; as it is, the next "
-                "opening for writing cuts these bytes off",
+                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy before the store is "
+                "opened for writing, which passes over these bytes or cuts them off",
             )
         )  # fmt: skip
         report.damages.append(Damage(report.log_end, int(file.path.name) + file.size, "TORN"))
