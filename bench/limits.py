@@ -96,7 +96,9 @@ def sequential_write(path: Path, size: int) -> float:
 
 def copy_file(source: Path, target: Path, size: int) -> float:
     """Bytes per second of what `cp` does with the first `size` bytes of a file (read 1 MiB, write it), and fdatasync.
-    The copy is removed."""
+
+    The copy stays: whoever copies several files needs as much memory for them as the one it is compared with.
+    """
     reader = os.open(source, os.O_RDONLY)
     writer = os.open(target, os.O_WRONLY | os.O_CREAT)
     try:
@@ -112,4 +114,3 @@ def copy_file(source: Path, target: Path, size: int) -> float:
     finally:
         os.close(reader)
         os.close(writer)
-        target.unlink()

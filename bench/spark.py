@@ -69,10 +69,13 @@ def _offload(
     def copy() -> float:
         """Messages per second of `cp` and fdatasync, log file by log file."""
         spent, left = 0.0, log_size
+        copies = folder / "copy"
+        copies.mkdir()
         for piece in pieces:
             part = min(left, _LOG_FILE_SIZE)
-            spent += part / limits.copy_file(piece, folder / "copy", part) if part else 0
+            spent += part / limits.copy_file(piece, copies / piece.name, part) if part else 0
             left -= part
+        shutil.rmtree(copies)
         return messages.count / spent
 
     def run() -> list[Sample]:

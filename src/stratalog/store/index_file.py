@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,12 @@ class IndexFile:
             self.mapped.sync()
         except OSError as error:
             raise failed(f"flush of {self.mapped.path}", error) from error
+
+
+@lru_cache(1024)
+def _topic_hash(topic: str) -> int:
+    """Hash of what stands before the key in the hashed text."""
+    return string_hash(index_key(topic, ""))
 
 
 def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
@@ -283,7 +290,7 @@ class Index:
         Candidates only: two keys may share a hash, so the caller checks the record (IndexService.queryOffset, but over
         every file whose interval overlaps; upstream stops early where store times went backwards).
         """
-        key_hash = index_key_hash(string_hash(index_key(topic, key)))
+        key_hash = index_key_hash(string_hash(key, _topic_hash(topic)))
         for file in reversed(self.files):
             yield from self._hits(file, key_hash, begin, end)
 
