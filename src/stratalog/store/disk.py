@@ -355,7 +355,7 @@ def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
-                "(nothing was written, messages acknowledged before are safe)"
+                "(messages put before are safe; of an Arrow batch the first rows may be among them)"
             ) from error
         raise
 
