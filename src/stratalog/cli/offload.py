@@ -24,8 +24,9 @@ def offload(
     ] = None,
     batch_mb: Annotated[int, typer.Option("--batch-mb", min=1, help="Megabytes of log in a batch.")] = 256,
     compact: Annotated[
-        bool, typer.Option("--compact/--no-compact", help="Compact the index at the end, however small it is.")
-    ] = True,
+        bool | None,
+        typer.Option("--compact/--no-compact", help="Compact the index at the end, or not; else when there is enough."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Copy to the tier whatever it does not hold yet.
