@@ -145,6 +145,8 @@ PUT_HEAD = _merged_head(
     Field("commit_log_offset", "i64", "position in the log", "bytes"),
     *_MERGED_TAIL,
 )
+QUEUE_AND_FLAG = Layout("queue id and flag", *_FRONT.fields[3:5], size=8, source=_SOURCE)
+assert [field.name for field in QUEUE_AND_FLAG.fields] == ["queue_id", "flag"]
 READ_HEAD = _merged_head("message head as the read path unpacks it", *_FRONT.fields[:-2], *_MERGED_TAIL)
 HEAD_REST = Layout(
     "the end of a message head that is seldom asked for",

@@ -11,12 +11,13 @@ from fastcrc import crc32 as _crc32
 from stratalog.errors import CorruptData, IllegalMessage, OffsetOutOfRange
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
-    HEAD,
+    HEAD_REST,
     MAGIC_V1,
     MAGIC_V2,
     PROPERTIES_LENGTH,
     PROPERTIES_SIZE_MAX,
     PUT_HEAD,
+    QUEUE_AND_FLAG,
     RECORD_SIZE_SLACK,
     TOPIC_CHARS_MAX_V1,
     TOPIC_LENGTH_V1,
@@ -81,12 +82,9 @@ class Queue:
         self._size_max = store.settings.max_message_size
         self.host = Host.parse(store.settings.store_host)
         name = topic.encode()
-        packed_host = b"" if self.host.is_v6 else self.host.packed()
-        self._ids = HEAD.struct.pack(*[0] * 3, queue_id, *[0] * 5, bytes(4), 0, 0, bytes(4), *[0] * 4)[
-            HEAD.position("queue_id") : HEAD.position("queue_offset")
-        ]
-        self._born = packed_host
-        self._rest = packed_host.ljust(HEAD.position("body_size") - HEAD.position("store_address"), b"\0")
+        self._ids = QUEUE_AND_FLAG.pack(queue_id, 0)
+        self._born = b"" if self.host.is_v6 else self.host.packed()
+        self._rest = b"" if self.host.is_v6 else HEAD_REST.pack(self.host.address, self.host.port, 0, 0)
         self._name = TOPIC_LENGTH_V1.pack(len(name)) + name if len(name) <= TOPIC_CHARS_MAX_V1 else b""
         self.list_writer: Any = None
         self.is_plain = bool(self._name) and not self.host.is_v6
