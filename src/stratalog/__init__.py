@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from stratalog.store.message import Message
     from stratalog.store.message_store import MessageStore
     from stratalog.store.opening import open_store as open  # noqa: A004 - the verb a Python person guesses
-    from stratalog.store.queue import Queue, Receipt
+    from stratalog.store.queue import Queue
+    from stratalog.store.record_put import Receipt
 
 __version__ = "0.1.0"
 __all__ = ["Message", "MessageStore", "Queue", "Receipt", "StoreSettings", "open"]
@@ -27,7 +28,7 @@ _HOMES = {
     "Message": ("stratalog.store.message", "Message"),
     "MessageStore": ("stratalog.store.message_store", "MessageStore"),
     "Queue": ("stratalog.store.queue", "Queue"),
-    "Receipt": ("stratalog.store.queue", "Receipt"),
+    "Receipt": ("stratalog.store.record_put", "Receipt"),
     "StoreSettings": ("stratalog.config.settings", "StoreSettings"),
     "open": ("stratalog.store.opening", "open_store"),
 }

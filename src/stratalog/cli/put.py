@@ -15,7 +15,8 @@ from stratalog.cli.progress import Progress
 from stratalog.errors import IllegalMessage
 
 if TYPE_CHECKING:
-    from stratalog.store.queue import Queue, Receipt
+    from stratalog.store.queue import Queue
+    from stratalog.store.record_put import Receipt
 
 EXAMPLES = """
 stratalog put data/store orders "a first message" --tags paid --key o-1

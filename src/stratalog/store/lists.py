@@ -27,7 +27,8 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_SIZE,
 )
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, V6_EXTRA, Host
-from stratalog.store.queue import Queue, Receipt
+from stratalog.store.queue import Queue
+from stratalog.store.record_put import Receipt
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore

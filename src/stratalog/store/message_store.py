@@ -21,7 +21,8 @@ from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.message import Message
-from stratalog.store.queue import Queue, Receipt, check_queue
+from stratalog.store.queue import Queue
+from stratalog.store.record_put import Receipt, check_queue
 from stratalog.store.recovery import Recovery, recover
 
 if TYPE_CHECKING:

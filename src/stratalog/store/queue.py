@@ -2,35 +2,28 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-import msgspec
 from fastcrc import crc32 as _crc32
 
-from stratalog.errors import CorruptData, IllegalMessage, OffsetOutOfRange
+from stratalog.errors import CorruptData, OffsetOutOfRange
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD_REST,
     MAGIC_V1,
-    MAGIC_V2,
     PROPERTIES_LENGTH,
     PROPERTIES_SIZE_MAX,
     PUT_HEAD,
     QUEUE_AND_FLAG,
-    RECORD_SIZE_SLACK,
     TOPIC_CHARS_MAX_V1,
     TOPIC_LENGTH_V1,
     Host,
-    Record,
 )
-from stratalog.layout.messageid import offset_message_id
-from stratalog.layout.names import check_topic
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE, UNIT
-from stratalog.layout.sysflag import enters_queue
 from stratalog.store.message import Message, message_at
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
+from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,26 +36,6 @@ _pack_size = PROPERTIES_LENGTH.struct.pack
 _READ_CHUNK_UNITS = 4096
 _FOLLOW_PAUSE_S = 0.005
 _SEPARATORS = (NAME_END + VALUE_END).encode()
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was put. `store_timestamp` is milliseconds since the epoch, sizes and offsets are bytes."""
-
-    queue_offset: int
-    commit_log_offset: int
-    store_size: int
-    store_timestamp: int
-    store_host: Host
-
-    @property
-    def end_offset(self) -> int:
-        """Log offset behind the record: durable once the log's `durable_offset` reaches it."""
-        return self.commit_log_offset + self.store_size
-
-    @property
-    def message_id(self) -> str:
-        """The id RocketMQ would have answered."""
-        return offset_message_id(self.store_host, self.commit_log_offset)
 
 
 class Queue:
@@ -158,7 +131,7 @@ class Queue:
             position = start - log.base
             end = position + total
             if end > log.limit:
-                position = self._make_room(total)
+                position = make_room(log, total)
                 start = log.end_offset
                 end = position + total
             queue_offset = self.next_offset
@@ -181,71 +154,14 @@ class Queue:
             self._sync(start + total)
         return Receipt(queue_offset, start, total, now, self.host)
 
-    def _make_room(self, total: int) -> int:
-        if total + 8 > self._log.file_size:
-            raise IllegalMessage(
-                f"the record takes {total:,} bytes, a file of this log holds {self._log.file_size - 8:,}; "
-                "nothing was written"
-            )
-        return self._log.position_for(total)
-
     def put_record(
-        self,
-        body: bytes,
-        properties: bytes = b"",
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_timestamp: int = 0,
-        born_host: Host | None = None,
-        store_host: Host | None = None,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-        wait: bool = True,
+        self, body: bytes, properties: bytes = b"", *, wait: bool = True, **fields: Unpack[RecordFields]
     ) -> Receipt:
         """Append one message with every field of the record open to the caller (slower than `put_raw`).
 
         A prepared or rolled back message gets queue offset 0 and enters no queue, as in RocketMQ.
         """
-        name = self.topic.encode()
-        if len(properties) > PROPERTIES_SIZE_MAX:
-            raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
-        check_born_timestamp(born_timestamp)
-        queued = enters_queue(sys_flag)
-        record = Record(
-            topic=name,
-            body=bytes(body),
-            properties=properties,
-            queue_id=self.queue_id,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_host=born_host or self.host,
-            store_host=store_host or self.host,
-            reconsume_times=reconsume_times,
-            prepared_transaction_offset=prepared_transaction_offset,
-            magic=MAGIC_V2 if len(name) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
-        )
-        total = record.total_size
-        if len(body) > self._size_max or total > self._size_max + RECORD_SIZE_SLACK:
-            raise IllegalMessage(
-                f"body of {len(body):,} bytes: the limit (max_message_size) is {self._size_max:,}; nothing was written"
-            )
-        log = self._log
-        with log.lock:
-            position = self._make_room(total)
-            start = log.end_offset
-            now = self._clock_ns() // 1_000_000
-            queue_offset = self.next_offset if queued else 0
-            placed = replace(
-                record, queue_offset=queue_offset, commit_log_offset=start, born_timestamp=born_timestamp or now,
-                store_timestamp=now,
-            )  # fmt: skip
-            log.map[position : position + total] = placed.encode()
-            self.next_offset += queued
-            log.end_offset = start + total
-        if self._sync and wait:
-            self._sync(start + total)
-        return Receipt(queue_offset, start, total, now, record.store_host)
+        return put_record(self, body, properties, wait=wait, **fields)
 
     def put_many(
         self,
@@ -386,16 +302,3 @@ class Queue:
                 return self._log.message(commit_log_offset, self.topic).store_timestamp
             queue_offset += 1
         return 1 << 63
-
-
-def check_born_timestamp(born_timestamp: int) -> None:
-    """Raise `IllegalMessage` unless the time fits its field."""
-    if not -(1 << 63) <= born_timestamp < 1 << 63:
-        raise IllegalMessage(f"born_timestamp {born_timestamp} ms: it must fit 64 bits; nothing was written")
-
-
-def check_queue(topic: str, queue_id: int) -> None:
-    """Raise `IllegalMessage` unless topic and queue id may be written."""
-    check_topic(topic)
-    if not 0 <= queue_id < 1 << 31:
-        raise IllegalMessage(f"queue id {queue_id!r}: give a whole number from 0")
