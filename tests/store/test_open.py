@@ -280,3 +280,19 @@ def test_a_missing_path_is_created_for_writing_and_refused_for_reading(open_stor
         stratalog.open(tmp_path / "deep" / "er" / "store", mode="r")
     assert not (tmp_path / "deep").exists()
     open_store(tmp_path / "deep" / "er" / "store").put("t", b"x")
+
+
+def test_a_released_file_keeps_its_bytes_and_has_no_descriptor(tmp_path: Path) -> None:
+    path, disk = tmp_path / "file", Disk()
+    disk.allocate(path, 8192)
+    before = len(os.listdir("/proc/self/fd"))
+    file = disk.map(path)
+    file.map[:4] = b"here"
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    file.sync()
+    file.release()
+    file.release()
+    assert len(os.listdir("/proc/self/fd")) == before
+    file.map[4:8] = b"also"
+    assert path.read_bytes()[:8] == b"herealso"
+    file.close()

@@ -5,6 +5,7 @@ which is how a store is opened read-only without touching a byte, recovery inclu
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -24,6 +25,12 @@ FILE_MODE = 0o644
 UNFINISHED = ".tmp"
 """Ends the name of a file that does not count yet."""
 _ZERO_CHUNK_SIZE = 1 << 16
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+)  # fmt: skip
+_libc.mmap.restype = ctypes.c_void_p
 _held: set[str] = set()
 _held_lock = threading.Lock()
 DIRECTORY_MODE = 0o755
@@ -34,6 +41,7 @@ class MappedFile:
 
     `map` takes slice assignments, `address` is what kernels get; both live until `close`. `sync` makes the mapping's
     stores durable: fdatasync on the descriptor writes the same dirty pages as msync, but releases the interpreter lock.
+    A file that is full and durable is only read: `release` gives its descriptor back.
     """
 
     __slots__ = ("_data_end", "_fd", "_view", "address", "map", "path", "size")
@@ -55,6 +63,14 @@ class MappedFile:
     def sync(self) -> None:
         if self._fd >= 0:
             os.fdatasync(self._fd)
+
+    def release(self) -> None:
+        """Give the descriptor back and keep the mapping: for a file that is durable and takes no more stores, because
+        `sync` does nothing afterwards."""
+        if self._fd >= 0:
+            self._data_end = data_end(self._fd, self.size)
+            os.close(self._fd)
+            self._fd = -1
 
     @property
     def data_end(self) -> int:
@@ -155,7 +171,7 @@ class Disk:
     def map(self, path: Path) -> MappedFile:
         fd = os.open(path, os.O_RDWR)
         try:
-            return MappedFile(path, fd, mmap.mmap(fd, 0))
+            return MappedFile(path, fd, _map(fd, mmap.MAP_SHARED))
         except BaseException:
             os.close(fd)
             raise
@@ -313,7 +329,7 @@ class PrivateDisk(Disk):
         if path not in self._mapped:
             fd = os.open(path, os.O_RDONLY)
             try:
-                mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE)
                 self._mapped[path] = MappedFile(path, -1, mapping, data_end=data_end(fd, len(mapping)))
             finally:
                 os.close(fd)
@@ -343,6 +359,18 @@ class PrivateDisk(Disk):
 
     def lock(self, path: Path) -> Callable[[], None]:
         return lambda: None
+
+
+def _map(fd: int, flags: int) -> mmap.mmap:
+    """The whole file, mapped over address space that `mmap` has reserved: given the descriptor, it would keep a
+    duplicate of it open for as long as the mapping lives."""
+    size = os.fstat(fd).st_size
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, prot=protection)
+    address = np.frombuffer(space, np.uint8).ctypes.data
+    if _libc.mmap(address, size, protection, flags | _MAP_FIXED, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return space
 
 
 @contextlib.contextmanager
