@@ -1,18 +1,27 @@
-"""Apache RocketMQ as a process: fetch its jars, compile the driver in `java/`, ask it over JSON lines."""
+"""Apache RocketMQ as a process: fetch its jars, compile a driver, ask it over JSON lines.
+
+The one place that knows how. It needs no pytest, so that the benchmark uses it as well, with a driver of its own:
+`RocketMQ("5.5.0", directory, sources=…, main="Race", options=WARMED_UP)`.
+"""
 
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from stratalog.config.settings import Release
 
 HERE = Path(__file__).parent
-SOURCES = sorted((HERE / "java").glob("*.java"))
+SOURCES = tuple(sorted((HERE / "java").glob("*.java")))
+"""The driver of the tests: its class `Judge` says what there is to ask."""
+QUICK_START = ("-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""A JVM that is soon there and never fast: nobody measures it."""
+WARMED_UP = ("-Xms2g", "-Xmx2g")
+"""A JVM as a small broker gets it, with every compiler: what a measurement is made with."""
 FETCH_TIMEOUT_S = 240
 CONNECT_TIMEOUT_MS = 5000
 FAIL_FAST = (
@@ -67,14 +76,14 @@ def jars(release: str) -> Path:
     return folder
 
 
-def classes(release: str) -> Path:
-    """The folder with the compiled driver; compiled again when its source changes."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:16]
+def classes(release: str, sources: Sequence[Path] = SOURCES) -> Path:
+    """The folder with a compiled driver; compiled again when its source changes. Raises `NoRocketMQ`."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     folder = cache_directory() / f"driver-{release}-{digest}"
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
         command = [tool("javac"), "-nowarn", "-encoding", "UTF-8", "-cp", f"{jars(release)}/*", "-d", str(unfinished)]
-        subprocess.run([*command, *map(str, SOURCES)], check=True)
+        subprocess.run([*command, *map(str, sources)], check=True)
         if not folder.exists():
             unfinished.rename(folder)
     return folder
@@ -83,21 +92,31 @@ def classes(release: str) -> Path:
 class RocketMQ:
     """One JVM with a release of RocketMQ in it, started when it is first asked and again after it halted.
 
-    A request names what to do; `java/LocalStore.java` and `java/TieredStore.java` say what there is.
+    A request names what to do; `java/LocalStore.java` and `java/TieredStore.java` say what there is. Another driver is
+    its `sources` with the class `main` among them: it reads a JSON object a line and answers with one, or with as many
+    as `stream` is told; an answer with `error` in it raises. Logs: `<directory>/rocketmq-<release>.log` and `.err`.
     """
 
-    def __init__(self, release: str, directory: Path) -> None:
+    def __init__(
+        self,
+        release: str,
+        directory: Path,
+        *,
+        sources: Sequence[Path] = SOURCES,
+        main: str = "Judge",
+        options: Sequence[str] = QUICK_START,
+    ) -> None:
         self.release = release
         self.compatibility: Release = "5.3" if release.startswith("5.3") else "5.5"
         self._log = directory / f"rocketmq-{release}.log"
-        self._classpath = f"{classes(release)}:{jars(release)}/*"
+        self._classpath = f"{classes(release, sources)}:{jars(release)}/*"
         self._command = [
-            tool("java"), "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Duser.timezone=UTC",
+            tool("java"), *options, "-Duser.timezone=UTC",
             f"-Drmq.logback.configurationFile={HERE / 'java' / 'logback.xml'}", f"-Djudge.log={self._log}",
             f"-Duser.home={directory}",
             *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "jdk.internal.ref")),
             *(f"--add-exports=java.base/{name}=ALL-UNNAMED" for name in ("sun.nio.ch", "jdk.internal.ref")),
-            "-cp", self._classpath, "Judge",
+            "-cp", self._classpath, main,
         ]  # fmt: skip
         self._errors = (directory / f"rocketmq-{release}.err").open("w")
         self._process: subprocess.Popen[str] | None = None
