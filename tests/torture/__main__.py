@@ -1,0 +1,43 @@
+"""`make torture`: every reliability figure from one command, with a seed. Ends non-zero at any violation."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from torture.report import Torture, run_row, show
+from torture.rows import ROWS
+
+DEFAULT_SEED = 20240607
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
+    parser.add_argument("--form", choices=("short", "full"), default="full")
+    parser.add_argument("--rows", default="", help=f"some of {','.join(ROWS)}; all when empty")
+    parser.add_argument("--case", default=None, help="only the case of this name, where cases stand alone")
+    given = parser.parse_args()
+    wanted = [name for name in given.rows.split(",") if name] or list(ROWS)
+    if unknown := [name for name in wanted if name not in ROWS]:
+        parser.error(f"unknown row {unknown[0]!r}; there are {', '.join(ROWS)}")
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="torture-", dir=memory if os.access(memory, os.W_OK) else None))
+    disk_folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    rows = []
+    torture = Torture(given.seed, given.form == "full", folder, disk_folder, given.case)
+    try:
+        for name in wanted:
+            what, function = ROWS[name]
+            rows.append(run_row(name, what, function, torture))
+            sys.stderr.write(f"{name}: {rows[-1].cases:,} cases, {rows[-1].failed} violations, {rows[-1].seconds:.1f} s\n")
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(disk_folder)
+    return 0 if show(rows, torture) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
