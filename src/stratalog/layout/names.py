@@ -87,7 +87,8 @@ def check_topic(topic: str) -> None:
 
 def is_topic(name: str) -> bool:
     """Whether a directory may hold a topic's queues. Wider than `check_topic`: RocketMQ's store takes any text."""
-    return name.isprintable() and not name.startswith(".")
+    fits = 0 < len(name.encode("utf-8", "surrogatepass")) <= TOPIC_SIZE_MAX
+    return fits and name.isprintable() and "/" not in name and not name.startswith(".")
 
 
 def queue_id_of(name: str) -> int | None:

@@ -1,0 +1,84 @@
+"""Light queues: one record that stands in several `%LMQ%` queues beside its own (LmqDispatch, MultiDispatchUtils).
+
+A producer names them in INNER_MULTI_DISPATCH, with commas between; the store adds INNER_MULTI_QUEUE_OFFSET, the
+record's offset in each. RocketMQ takes names there that it cannot dispatch: at such a record its queues stand still for
+ever, or lose their place. Here they are refused when put (`light_names`), and what another broker stored is read as
+far as it makes sense (`light_places`).
+"""
+
+import re
+
+from stratalog.errors import IllegalMessage
+from stratalog.layout.message import FIXED_SIZE_V1, TOPIC_SIZE_MAX
+from stratalog.layout.names import LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, is_topic
+from stratalog.layout.properties import find_property
+
+MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+LIGHT_QUEUE_ID = 0
+"""A light queue is a topic with this one queue."""
+_SEPARATOR = ","
+_NAME = re.compile(re.escape(LMQ_PREFIX) + r"[%|$a-zA-Z0-9_-]+\Z")
+_OFFSET = re.compile(r"[0-9]{1,18}\Z")
+
+Place = tuple[str, int]
+"""A light queue and a queue offset in it."""
+
+
+def is_light(topic: str) -> bool:
+    return topic.startswith(LMQ_PREFIX)
+
+
+def allows_light(topic: str) -> bool:
+    """Whether records of a topic may stand in light queues (MixAll.topicAllowsLMQ)."""
+    return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
+
+
+def light_names(text: str) -> list[str]:
+    """The queues that an INNER_MULTI_DISPATCH names. Raises `IllegalMessage` for what RocketMQ stores and then cannot
+    dispatch: a name that is no light queue's, one given twice, an empty one."""
+    names = text.split(_SEPARATOR)
+    for name in names:
+        if not _NAME.match(name) or len(name) > TOPIC_SIZE_MAX:
+            raise IllegalMessage(
+                f"{MULTI_DISPATCH} names {name[:300]!r}: give {LMQ_PREFIX} and up to 250 letters, digits or % | $ _ -, "
+                "with commas between; nothing was written"
+            )
+    if len(set(names)) != len(names):
+        raise IllegalMessage(f"{MULTI_DISPATCH} names a queue twice: {text[:300]!r}; nothing was written")
+    return names
+
+
+def joined_offsets(offsets: list[int]) -> str:
+    """The value of INNER_MULTI_QUEUE_OFFSET."""
+    return _SEPARATOR.join(map(str, offsets))
+
+
+def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
+    """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
+
+    A record that some broker stored without offsets stands nowhere. An offset is believed only if the log in front of
+    the record has room for that many messages.
+    """
+    stored_names = find_property(properties, MULTI_DISPATCH.encode())
+    stored_offsets = find_property(properties, MULTI_QUEUE_OFFSET.encode())
+    if stored_names is None or stored_offsets is None:
+        return [], []
+    names, offsets = stored_names.split(_SEPARATOR), stored_offsets.split(_SEPARATOR)
+    places: list[Place] = []
+    poison = [f"{len(names)} names, {len(offsets)} offsets"] if len(names) != len(offsets) else []
+    for name, text in zip(names, offsets, strict=False):
+        if not (is_light(name) and is_topic(name)):
+            poison.append(f"{name[:80]!r} is no light queue")
+        elif not _OFFSET.match(text) or int(text) * FIXED_SIZE_V1 > commit_log_offset:
+            poison.append(f"{text[:80]!r} is no queue offset of {name[:80]!r}")
+        elif name in dict(places):
+            poison.append(f"{name[:80]!r} is named twice")
+        else:
+            places.append((name, int(text)))
+    return places, poison
+
+
+def light_offset(properties: bytes, topic: str) -> int | None:
+    """The record's queue offset in one light queue; None when it is not in there."""
+    return dict(light_places(properties, (1 << 63) - 1)[0]).get(topic)
