@@ -295,4 +295,7 @@ def test_a_released_file_keeps_its_bytes_and_has_no_descriptor(tmp_path: Path) -
     assert len(os.listdir("/proc/self/fd")) == before
     file.map[4:8] = b"also"
     assert path.read_bytes()[:8] == b"herealso"
+    file.sync()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
     file.close()
+    assert len(os.listdir("/proc/self/fd")) == before

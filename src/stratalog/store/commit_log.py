@@ -62,6 +62,8 @@ class CommitLog:
         """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
         self._disk.clear_unfinished(self.directory)
         for name in _checked_names(self._disk, self.directory, self.file_size):
+            if self._files:  # only the last is written to: the others need no descriptor
+                self._files[-1].release()
             self._files.append(self._disk.map(self.directory / name))
         if self._files:
             self.first_offset = int(self._files[0].path.name)

@@ -41,14 +41,16 @@ class MappedFile:
 
     `map` takes slice assignments, `address` is what kernels get; both live until `close`. `sync` makes the mapping's
     stores durable: fdatasync on the descriptor writes the same dirty pages as msync, but releases the interpreter lock.
-    A file that is full and durable is only read: `release` gives its descriptor back.
+    A file that is full and durable is only read: `release` gives its descriptor back, and a later `sync` opens the
+    file again.
     """
 
-    __slots__ = ("_data_end", "_fd", "_view", "address", "map", "path", "size")
+    __slots__ = ("_data_end", "_fd", "_released", "_view", "address", "map", "path", "size")
 
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap, *, data_end: int | None = None) -> None:
         self.path = path
         self._fd = fd
+        self._released = False
         self._data_end = len(mapping) if data_end is None else data_end
         self.map = mapping
         self.size = len(mapping)
@@ -61,16 +63,19 @@ class MappedFile:
         return self._view
 
     def sync(self) -> None:
+        if self._released:
+            self._fd = os.open(self.path, os.O_RDWR)
+            self._released = False
         if self._fd >= 0:
             os.fdatasync(self._fd)
 
     def release(self) -> None:
-        """Give the descriptor back and keep the mapping: for a file that is durable and takes no more stores, because
-        `sync` does nothing afterwards."""
+        """Give the descriptor back and keep the mapping: for a file that takes no more stores."""
         if self._fd >= 0:
             self._data_end = data_end(self._fd, self.size)
             os.close(self._fd)
             self._fd = -1
+            self._released = True
 
     @property
     def data_end(self) -> int:
@@ -135,7 +140,7 @@ class Disk:
             return
         self.make_directory(path.parent)
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=DIRECTORY_MODE)
+            os.mkdir(path, DIRECTORY_MODE)
         self.sync_directory(path.parent)
 
     def allocate(self, path: Path, size: int) -> None:
@@ -218,7 +223,8 @@ class Disk:
         self.sync_directory(path.parent)
 
     def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
@@ -379,7 +385,8 @@ def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
