@@ -11,7 +11,7 @@ from bench import limits
 from bench.data import TOPIC, Messages
 from bench.harness import Bench, Case, Line, Sample, Target, seconds
 from bench.stores import UnsyncedDisk, open_quiet
-from stratalog.kernels.scan import scan
+from stratalog.kernels.scan import VERIFY, scan
 from stratalog.store.message_store import MessageStore
 from stratalog.store.verify import verify
 
@@ -105,7 +105,7 @@ def _scan(store: MessageStore) -> None:
     file = store.log.files[0]
     position, count = 0, 1
     while count:
-        count, position, _ = scan(file.address, position, file.size, 0, True, positions, sizes)
+        count, position, _ = scan(file.address, position, file.size, 0, VERIFY, positions, sizes)
 
 
 def _iterate(store: MessageStore, count: int) -> None:

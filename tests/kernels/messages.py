@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from stratalog.layout.message import MAGIC_V1, MAGIC_V2, Host, Record
 from stratalog.layout.properties import DELAY, KEYS, TAGS, UNIQUE_KEY
+from stratalog.layout.recordcrc import CRC_ROOM, reserve_record_crc, seal_record_crc
 from stratalog.layout.sysflag import Transaction
 
 _NAMES = [TAGS, KEYS, UNIQUE_KEY, DELAY, "TAG", "TAGSX", "KEYS1", "UNIQ_KEYS", "DELAX", "", "a", "region"]
@@ -25,6 +26,8 @@ properties_texts = st.one_of(
         st.sampled_from(["\x02", "\x02", ""]),
     ),
     st.binary(max_size=60),
+    st.sampled_from([b"", b"TAGS\x01t\x02", b"no end"]).map(reserve_record_crc),
+    st.sampled_from([b"__CRC32#\x010360426102\x02", b"ABCDEFGH\x010360426102\x02", b"__CRC32#\x01036042610\x02"]),
 )
 _HOSTS = st.builds(Host, st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16), st.integers(0, 65535))
 _SYS_FLAGS = st.sampled_from([0, 0, 0, 1, 0x100, *map(int, Transaction)])
@@ -52,12 +55,19 @@ record_lists = st.lists(records, max_size=12)
 
 
 def placed(records: list[Record], base_offset: int = 0) -> list[Record]:
-    """The records with the commit log offsets that they have when they stand one behind the other."""
+    """The records with the commit log offsets that they have when they stand one behind the other; where room for a
+    record CRC was reserved, it is filled in."""
     result = []
     for record in records:
-        result.append(replace(record, commit_log_offset=base_offset))
+        result.append(sealed(replace(record, commit_log_offset=base_offset)))
         base_offset += record.total_size
     return result
+
+
+def sealed(record: Record) -> Record:
+    if not record.properties.endswith(CRC_ROOM):
+        return record
+    return replace(record, properties=seal_record_crc(record.encode())[-len(record.properties) :])
 
 
 def log_bytes(records: list[Record]) -> bytes:

@@ -9,15 +9,28 @@ from hypothesis import strategies as st
 
 from kernels import twins
 from kernels.memory import Fence
-from kernels.messages import log_bytes, placed, record_lists
-from stratalog.kernels.scan import ScanStatus, find_record, scan
+from kernels.messages import log_bytes, placed, record_lists, sealed
+from stratalog.kernels.recordcrc import seal_records
+from stratalog.kernels.scan import (
+    BODY_ONLY,
+    RECORD_ONLY,
+    REQUIRE,
+    TRUST,
+    VERIFY,
+    ScanStatus,
+    count_sound,
+    find_record,
+    scan,
+)
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK, MAGIC_V2, Host, Record
+from stratalog.layout.queue import UNIT
+from stratalog.layout.recordcrc import reserve_record_crc
 
 BASE = 1 << 30
 V6 = Host(bytes(range(16)), 10911)
 
 
-def scanned(data: bytes, begin: int, base_offset: int, *, verify: bool = True, room: int = 100):
+def scanned(data: bytes, begin: int, base_offset: int, *, verify: int = VERIFY, room: int = 100):
     fence = Fence(data)
     positions, sizes = np.zeros(room, np.int64), np.zeros(room, np.int32)
     count, position, status = scan(fence.address, begin, len(data), base_offset, verify, positions, sizes)
@@ -52,7 +65,7 @@ def overwritten(data: bytes, field: str, value: int) -> bytes:
 def test_a_scan_is_its_twin(records, tail: bytes, verify: bool, room: int, base_offset: int) -> None:
     data = log_bytes(placed(records, BASE)) + tail
     expected = twins.scan(data, 0, len(data), base_offset, verify=verify, room=room)
-    assert scanned(data, 0, base_offset, verify=verify, room=room) == expected
+    assert scanned(data, 0, base_offset, verify=VERIFY if verify else TRUST, room=room) == expected
 
 
 @given(record_lists, st.data())
@@ -115,7 +128,7 @@ def test_a_body_of_no_bytes_has_no_crc_to_check() -> None:
 
 def test_offsets_and_crcs_are_ignored_on_request() -> None:
     data = _first(commit_log_offset=5, body_crc=1)
-    assert scanned(data, 0, -1, verify=False)[0] == [0]
+    assert scanned(data, 0, -1, verify=TRUST)[0] == [0]
 
 
 def test_a_scan_goes_on_where_the_arrays_were_full() -> None:
@@ -145,3 +158,69 @@ def test_a_damaged_record_is_passed_over_for_the_next_whole_one() -> None:
     data = bytearray(log_bytes(records))
     data[HEAD.size] ^= 1
     assert found(bytes(data), 0, BASE) == records[1].commit_log_offset - BASE
+
+
+def with_record_crc(**changes) -> bytes:
+    record = replace(sample()[0], **changes)
+    return sealed(replace(record, properties=reserve_record_crc(record.properties))).encode()
+
+
+def test_every_flipped_bit_of_a_record_with_a_record_crc_is_seen() -> None:
+    data = with_record_crc()
+    assert scanned(data, 0, BASE)[0] == [0]
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            assert scanned(bytes(flipped), 0, BASE)[0] == [], (position, bit)
+
+
+def test_a_wrong_record_crc_is_damage_although_the_body_is_whole() -> None:
+    flipped = with_record_crc().replace(b"TagA", b"TagB")
+    assert scanned(flipped, 0, BASE)[3] == ScanStatus.BAD_RECORD_CRC
+    assert scanned(flipped, 0, BASE, verify=RECORD_ONLY)[3] == ScanStatus.BAD_RECORD_CRC
+    assert scanned(flipped, 0, BASE, verify=BODY_ONLY)[0] == [0], "in the tier it holds no longer"
+    assert found(flipped, 0, BASE) == -1
+
+
+def test_a_record_without_a_record_crc_is_damage_only_where_one_is_required() -> None:
+    data = _first()
+    assert scanned(data, 0, BASE)[0] == scanned(data, 0, BASE, verify=RECORD_ONLY)[0] == [0]
+    assert scanned(data, 0, BASE, verify=REQUIRE)[3] == ScanStatus.BAD_RECORD_CRC
+    assert scanned(with_record_crc(), 0, BASE, verify=REQUIRE)[0] == [0]
+
+
+def test_the_crc_of_another_record_among_the_properties_is_none_of_this_one() -> None:
+    properties = b"__CRC32#\x010360426102\x02TAGS\x01t\x02"
+    assert scanned(_first(properties=properties), 0, BASE)[0] == [0]
+
+
+def test_a_property_that_only_looks_like_a_record_crc_is_none() -> None:
+    assert scanned(_first(properties=b"ABCDEFGH\x010360426102\x02"), 0, BASE)[0] == [0]
+    assert scanned(_first(body=b"__CRC32#", topic=b"0" * 10, properties=b""), 0, BASE)[0] == [0]
+
+
+@given(record_lists)
+def test_records_are_sealed_together_as_one_by_one(records) -> None:
+    records = [replace(record, properties=reserve_record_crc(record.properties)) for record in records]
+    raw = np.frombuffer(bytearray(b"".join(record.encode() for record in records)) or bytearray(1), np.uint8)
+    seal_records(raw.ctypes.data, raw.ctypes.data + sum(record.total_size for record in records))
+    assert raw.tobytes() == log_bytes([sealed(record) for record in records]) or not records
+
+
+@given(record_lists, st.data())
+def test_units_are_sound_up_to_the_first_record_whose_record_crc_is_wrong(records, data) -> None:
+    records = placed(records)
+    log = bytearray(log_bytes(records) or b"\0")
+    for _ in range(data.draw(st.integers(0, 2))):
+        log[data.draw(st.integers(0, len(log) - 1))] ^= 1
+    units = b"".join(UNIT.pack(record.commit_log_offset, record.total_size, 0) for record in records)
+    whole, broken = Fence(bytes(log)), ScanStatus.BAD_RECORD_CRC
+    states = [
+        scanned(bytes(log[: record.commit_log_offset + record.total_size]), record.commit_log_offset, 0,
+                verify=RECORD_ONLY, room=1)[3] for record in records
+    ]  # fmt: skip
+    expected = states.index(broken) if broken in states else len(records)
+    buffer = np.frombuffer(units or b"\0", np.uint8)
+    addresses = np.array([whole.address], np.int64)
+    assert count_sound(buffer.ctypes.data, len(records), addresses, 0, whole.size) == expected

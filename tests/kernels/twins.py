@@ -1,5 +1,6 @@
 """Slow, obvious Python twins of the kernels. They decode with `stratalog.layout` and take lists, not addresses."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,16 @@ from stratalog.layout.message import (
     decode_record,
 )
 from stratalog.layout.names import SCHEDULE_TOPIC
-from stratalog.layout.properties import DELAY, KEYS, TAGS, UNIQUE_KEY, decode_properties, split_keys
+from stratalog.layout.properties import (
+    CRC32,
+    CRC_PROPERTY_SIZE,
+    DELAY,
+    KEYS,
+    TAGS,
+    UNIQUE_KEY,
+    decode_properties,
+    split_keys,
+)
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import HOSTS_MASK, Transaction, enters_queue, transaction_of
 
@@ -56,9 +66,23 @@ def check(data: bytes, position: int, base_offset: int, *, verify: bool) -> tupl
         return ScanStatus.BAD_LENGTHS, 0
     if base_offset >= 0 and head.commit_log_offset != base_offset + position:
         return ScanStatus.BAD_OFFSET, 0
+    if verify and PROPERTIES_LENGTH.unpack(rest[topic_length.size + topic_size :]).size >= CRC_PROPERTY_SIZE:
+        state = record_crc_state(record)
+        if state is not None:
+            return (None, head.total_size) if state else (ScanStatus.BAD_RECORD_CRC, 0)
     if verify and body and crc_of(body) != head.body_crc & 0xFFFFFFFF:
         return ScanStatus.BAD_CRC, 0
     return None, head.total_size
+
+
+def record_crc_state(record: bytes) -> bool | None:
+    """Whether the record CRC holds; None without one."""
+    covered, tail = record[:-CRC_PROPERTY_SIZE], record[-CRC_PROPERTY_SIZE:]
+    shape = re.fullmatch(rb"(.{8})\x01([0-9]{10})\x02", tail, re.DOTALL)
+    fits = shape is not None and int(shape[2][::-1]) == crc_of(covered)
+    if tail.startswith(CRC32.encode()):
+        return fits
+    return False if fits else None
 
 
 def scan(data: bytes, begin: int, end: int, base_offset: int, *, verify: bool, room: int) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from stratalog.kernels.crc32 import body_crc
 from stratalog.kernels.jit import kernel, part
+from stratalog.kernels.log import place_of
 from stratalog.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 from stratalog.kernels.record import (
     BODY_SIZE,
@@ -21,7 +22,10 @@ from stratalog.kernels.record import (
     TOPIC_LENGTH_SIZE_V2,
     hosts_extra,
 )
+from stratalog.kernels.recordcrc import ABSENT, BROKEN, record_crc_state
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from stratalog.layout.properties import CRC_PROPERTY_SIZE
+from stratalog.layout.queue import UNIT
 
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
@@ -48,17 +52,22 @@ class ScanStatus(IntEnum):
     """The body's CRC is not the one in the head."""
     FULL = 8
     """The output arrays are full: scan on from the position."""
+    BAD_RECORD_CRC = 9
+    """The record CRC at the end of the properties does not fit the record (or there is none, and one was required)."""
 
 
 _BLANK, _BAD_MAGIC, _BAD_SIZE = int(ScanStatus.BLANK), int(ScanStatus.BAD_MAGIC), int(ScanStatus.BAD_SIZE)
 _BAD_BODY_SIZE, _BAD_LENGTHS = int(ScanStatus.BAD_BODY_SIZE), int(ScanStatus.BAD_LENGTHS)
 _BAD_OFFSET, _BAD_CRC = int(ScanStatus.BAD_OFFSET), int(ScanStatus.BAD_CRC)
+_BAD_RECORD_CRC = int(ScanStatus.BAD_RECORD_CRC)
 _END, _FULL = int(ScanStatus.END), int(ScanStatus.FULL)
 # Typed, because numba would compile `check_record` for each literal.
 ANY_OFFSET = cast(int, np.int64(-1))
 """As `base_offset`: a record may say that it stands anywhere."""
-VERIFY, TRUST = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))
-"""Whether body CRCs are checked."""
+TRUST, VERIFY, BODY_ONLY, RECORD_ONLY, REQUIRE = (cast(int, np.int64(checks)) for checks in range(5))
+"""Which CRCs are checked: none; the record's where it has one, else the body's; the body's alone (a copy in the tier
+has another commit log offset, so the record's no longer holds); the record's alone, where it has one (before a message
+is read); as VERIFY, but a record without a record CRC is damaged (`forceVerifyPropCRC`)."""
 
 WHOLE = -1
 """What `check_record` says of a whole record."""
@@ -67,11 +76,13 @@ _TOTAL_SIZE = HEAD.position("total_size")
 _BODY_CRC = HEAD.position("body_crc")
 _COMMIT_LOG_OFFSET = HEAD.position("commit_log_offset")
 _SIZE_MIN = FIXED_SIZE_V1
+_CRC_TAIL_SIZE = CRC_PROPERTY_SIZE
+_UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
 _BLANK_SIZE, _BLANK_MAGIC = BLANK.size, BLANK.position("magic")
 
 
 @part
-def check_record(address: int, position: int, end: int, base_offset: int, verify: bool) -> int:
+def check_record(address: int, position: int, end: int, base_offset: int, verify: int) -> int:
     """What stands at `position`: WHOLE, or the status that stops a scan. Reads nothing outside [position, end)."""
     record, left = address + position, end - position
     if left >= _BLANK_SIZE and load_i32(record + _BLANK_MAGIC) == MAGIC_BLANK:
@@ -100,7 +111,14 @@ def check_record(address: int, position: int, end: int, base_offset: int, verify
         return _BAD_LENGTHS
     if base_offset >= 0 and load_i64(record + _COMMIT_LOG_OFFSET) != base_offset + position:
         return _BAD_OFFSET
-    if verify and body_size > 0:
+    if verify == TRUST:
+        return WHOLE
+    state = ABSENT
+    if verify != BODY_ONLY and room - body_size - topic_size >= _CRC_TAIL_SIZE:
+        state = record_crc_state(record, size)
+    if state == BROKEN or (state == ABSENT and verify == REQUIRE):
+        return _BAD_RECORD_CRC
+    if state == ABSENT and body_size > 0 and verify != RECORD_ONLY:
         crc = body_crc(record + body_size_at + BODY_SIZE_SIZE, body_size)
         if crc != load_u32(record + _BODY_CRC):
             return _BAD_CRC
@@ -113,15 +131,15 @@ def scan(
     begin: int,
     end: int,
     base_offset: int,
-    verify: bool,
+    verify: int,
     positions: Int64Array,
     sizes: Int32Array,
 ) -> tuple[int, int, int]:
     """Walk the records of a file between two byte positions.
 
     `address` is that of the file's position 0 and `base_offset` its log offset, or ANY_OFFSET (-1) to accept any commit
-    log offset in a record; `verify` checks body CRCs. Position and size of each whole record go to the arrays (of equal
-    length). Returns (records, position where the scan stopped, `ScanStatus`).
+    log offset in a record; `verify` says which CRCs are checked (VERIFY, TRUST …). Position and size of each whole
+    record go to the arrays (of equal length). Returns (records, position where the scan stopped, `ScanStatus`).
     """
     position, count = begin, 0
     while True:
@@ -140,8 +158,8 @@ def scan(
 def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
     """Byte position of the next whole record at or behind `begin`, or -1.
 
-    A record counts when magic, lengths, commit log offset (unless `base_offset` is ANY_OFFSET) and body CRC all hold;
-    what lies between is looked through byte by byte.
+    A record counts when magic, lengths, commit log offset (unless `base_offset` is ANY_OFFSET) and CRC all hold; what
+    lies between is looked through byte by byte.
     """
     for position in range(begin, end - _SIZE_MIN + 1):
         magic = load_i32(address + position + MAGIC)
@@ -150,3 +168,18 @@ def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
         if check_record(address, position, end, base_offset, VERIFY) == WHOLE:
             return position
     return -1
+
+
+@kernel
+def count_sound(units_address: int, count: int, addresses: Int64Array, first_offset: int, file_size: int) -> int:
+    """How many of a queue's units come before the first whose record has a record CRC that does not fit.
+
+    The log is given as in `kernels.log`. Units that point to no whole record are for the reader to find.
+    """
+    for number in range(count):
+        unit = units_address + _UNIT_SIZE * number
+        size = load_i32(unit + _UNIT_RECORD_SIZE)
+        file, position = place_of(addresses, first_offset, file_size, load_i64(unit + _UNIT_OFFSET), size)
+        if file and check_record(file, position, position + size, ANY_OFFSET, RECORD_ONLY) == _BAD_RECORD_CRC:
+            return number
+    return count

@@ -8,7 +8,7 @@ from stratalog.kernels.index import key_hash_of
 from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import copy, load_i32, load_i64, load_u8, store_i32, store_i64
 from stratalog.kernels.record import MAGIC, find_byte, named_values, properties_of, store_timestamp_of, topic_of
-from stratalog.kernels.scan import VERIFY, WHOLE, Int32Array, Int64Array, check_record
+from stratalog.kernels.scan import BODY_ONLY, WHOLE, Int32Array, Int64Array, check_record
 from stratalog.layout.index import KEY_SEPARATOR
 from stratalog.layout.message import HEAD, MAGIC_BLANK, PROPERTIES_SIZE_MAX
 from stratalog.layout.properties import KEY_SEPARATOR as KEYS_SEPARATOR
@@ -71,7 +71,7 @@ def check_units(
         if load_i32(data + position + MAGIC) == MAGIC_BLANK:
             position += _CODA_SIZE
             offset = -1
-        if check_record(data, position, data_size, offset, VERIFY) != WHOLE:
+        if check_record(data, position, data_size, offset, BODY_ONLY) != WHOLE:
             return i
         record = data + position
         if load_i32(record + _TOTAL_SIZE) != load_i32(unit + _SIZE) or load_i32(record + _QUEUE_ID) != queue_id:

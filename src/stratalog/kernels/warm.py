@@ -18,7 +18,8 @@ from stratalog.kernels.gather import gather
 from stratalog.kernels.index import find_items, put_keys
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.kernels.queue_table import QUEUE_FIELDS
-from stratalog.kernels.scan import find_record, scan
+from stratalog.kernels.recordcrc import seal_records
+from stratalog.kernels.scan import VERIFY, count_sound, find_record, scan
 from stratalog.kernels.sort import compact_items
 from stratalog.kernels.tierkeys import KEYS_MAX, check_units, put_items, sort_items, store_times
 from stratalog.layout import index, tier
@@ -50,8 +51,9 @@ def _follow_a_message() -> None:
     address, size = record.ctypes.data, record.size
     crc32(address, size)
     positions, sizes = np.zeros(1, np.int64), np.zeros(1, np.int32)
-    scan(address, 0, size, 0, True, positions, sizes)
+    scan(address, 0, size, 0, VERIFY, positions, sizes)
     find_record(address, 0, size, 0)
+    seal_records(address, address)
     queues, table, rows = np.zeros((1, QUEUE_FIELDS), np.int64), np.zeros(2, np.int32), np.zeros(1, np.int32)
     units, out = np.zeros(UNIT.size, np.uint8), np.zeros(UNIT.size, np.uint8)
     build_units(address, positions, 0, 1, 0, queues, table, units, rows, np.zeros(1, np.int64))
@@ -62,6 +64,7 @@ def _follow_a_message() -> None:
     holds_separator(address, 0)
     log = np.array([address], np.int64)
     gather(units.ctypes.data, 0, log, 0, size, address, 0, 0, out.ctypes.data)
+    count_sound(units.ctypes.data, 0, log, 0, size)
     decode_arrow(UNIT.pack(0, size, 0), (log, 0, size), ["body"], topic="t", broker_name="b")
 
 

@@ -3,24 +3,38 @@
     __CRC32# 0x01 <10 decimal digits, least significant first, padded with 0 on the right> 0x02
 
 It covers the record from its first byte to the start of these 20, with its final offsets and store time. In the tier
-it no longer holds, because the copy has another commit_log_offset.
+it no longer holds, because the copy has another commit_log_offset. A record has one when the last 20 bytes of its
+properties bear its name: a CRC that came along with the properties of another record stands further in front (a broker
+orders properties by hash, and the names that it adds itself come behind).
 """
+
+import re
 
 from stratalog.layout.message import crc_of
 from stratalog.layout.properties import CRC32, CRC_DIGITS, CRC_PROPERTY_SIZE, NAME_END, VALUE_END
 
 _LEAD = (CRC32 + NAME_END).encode()
 _END = VALUE_END.encode()
+_STALE = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(_LEAD) + rb"[^\x02]*(?:\x02|\Z)")
 
 
 def _digits(crc: int) -> bytes:
     return str(crc)[::-1].ljust(CRC_DIGITS, "0").encode()
 
 
+CRC_ROOM = _LEAD + _digits(0) + _END
+"""What stands where the CRC will: 20 bytes."""
+
+
+def without_record_crc(properties: bytes) -> bytes:
+    """Properties without the CRC of the record that they come from (MessageUtils.deleteProperty)."""
+    return _STALE.sub(b"", properties) if _LEAD in properties else properties
+
+
 def reserve_record_crc(properties: bytes) -> bytes:
     """Properties with room for the CRC at their end, still unsigned (MessageExtEncoder)."""
     separator = b"" if not properties or properties.endswith(_END) else _END
-    return properties + separator + _LEAD + _digits(0) + _END
+    return properties + separator + CRC_ROOM
 
 
 def seal_record_crc(record: bytes) -> bytes:
@@ -34,3 +48,8 @@ def record_crc_holds(record: bytes | memoryview) -> bool:
     """Whether a record ends with a CRC that fits it; a record without one does not (forceVerifyPropCRC)."""
     covered = memoryview(record)[:-CRC_PROPERTY_SIZE]
     return bytes(record[len(covered) :]) == _LEAD + _digits(crc_of(covered)) + _END
+
+
+def has_record_crc(properties: bytes) -> bool:
+    """Whether stored properties end with a record CRC, right or wrong."""
+    return properties[-CRC_PROPERTY_SIZE:].startswith(_LEAD) and len(properties) >= CRC_PROPERTY_SIZE

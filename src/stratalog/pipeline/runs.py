@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import QUEUE_NEXT_OFFSET
-from stratalog.kernels.scan import ScanStatus, find_record, scan
+from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import FIXED_SIZE_V1, decode_record
 from stratalog.layout.names import delay_table_ms, is_tiered
 from stratalog.layout.queue import UNIT
@@ -81,7 +81,9 @@ def _records(log: Log, piece: "LogPiece") -> NDArray[np.int64]:
     positions, sizes = np.empty(capacity, np.int64), np.empty(capacity, np.int32)
     count = 0
     while 0 <= position < end:
-        found, position, status = scan(address, position, end, base, piece.verify, positions[count:], sizes[count:])
+        found, position, status = scan(
+            address, position, end, base, VERIFY if piece.verify else TRUST, positions[count:], sizes[count:]
+        )
         count += found
         if status in (ScanStatus.END, ScanStatus.BLANK):
             break

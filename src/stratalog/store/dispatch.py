@@ -16,7 +16,7 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
 )
-from stratalog.kernels.scan import ScanStatus, scan
+from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms
 from stratalog.layout.queue import UNIT
@@ -156,7 +156,7 @@ class Dispatcher:
     def _dispatch_chunk(self, limit: int) -> None:
         offset = self.progress.offset
         file, position, stop, base = next(self._log.extents(offset, limit))
-        count, position, status = scan(file.address, position, stop, base, False, self._positions, self._sizes)
+        count, position, status = scan(file.address, position, stop, base, TRUST, self._positions, self._sizes)
         if count:
             self._take(file, count, base)
         if status == ScanStatus.BLANK or (status == ScanStatus.END and file.size - position < FIXED_SIZE_V1):

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.kernels.scan import ScanStatus, find_record, scan
+from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
@@ -147,7 +147,7 @@ def _holds_keys(log: CommitLog, index: Index, begin: int, end: int) -> bool:
     for file, position, stop, base in log.extents(begin, end):
         status = int(ScanStatus.FULL)
         while status == ScanStatus.FULL:
-            count, position, status = scan(file.address, position, stop, base, False, positions, sizes)
+            count, position, status = scan(file.address, position, stop, base, TRUST, positions, sizes)
             if count and index.has_keys(file.address, positions, count, base):
                 return True
     return False
@@ -175,7 +175,7 @@ def _start_after_crash(log: CommitLog, checkpoint: Checkpoint) -> int:
 def _is_record(log: CommitLog, commit_log_offset: int) -> bool:
     file, position = log.file_at(commit_log_offset)
     one = np.empty(1, np.int64), np.empty(1, np.int32)
-    count, _, _ = scan(file.address, position, file.size, commit_log_offset - position, True, *one)
+    count, _, _ = scan(file.address, position, file.size, commit_log_offset - position, VERIFY, *one)
     return bool(count)
 
 
@@ -191,7 +191,7 @@ def _scan(log: CommitLog, start: int, stop: int, vouched_end: int, report: Recov
         file, position = log.file_at(offset)
         base = offset - position
         limit = min(file.size, stop - base)
-        count, position, status = scan(file.address, position, limit, base, True, positions, sizes)
+        count, position, status = scan(file.address, position, limit, base, VERIFY, positions, sizes)
         torn = count if report.clean else _first_torn(file, positions[:count], sizes[:count], vouched_end - base)
         if torn < count:
             count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)

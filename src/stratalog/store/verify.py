@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stratalog.errors import ConfigurationError
-from stratalog.kernels.scan import ScanStatus, find_record, scan
+from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.commit_log import CommitLog
@@ -37,6 +37,7 @@ _MEANING = {
     ScanStatus.BAD_LENGTHS: "lengths that do not add up to the record's size",
     ScanStatus.BAD_OFFSET: "a record that belongs to another place of the log",
     ScanStatus.BAD_CRC: "a body that does not have the CRC in its head",
+    ScanStatus.BAD_RECORD_CRC: "a record that does not have the CRC at the end of its properties",
 }
 
 Progress = Callable[[int, int, int], None]
@@ -83,7 +84,7 @@ def _chunks(log: CommitLog, report: VerifyReport) -> Iterator[Chunk]:
     while offset < log.end_offset:
         file, position = log.file_at(offset)
         base = offset - position
-        count, position, status = scan(file.address, position, file.size, base, True, positions, sizes)
+        count, position, status = scan(file.address, position, file.size, base, VERIFY, positions, sizes)
         offset = base + position
         if count:
             report.log_end = offset
