@@ -2,7 +2,8 @@
 
 `Syscalls` stands in for the `os` module inside `stratalog.store.disk`. It counts every call that changes something, can
 fail the n-th one, can stop the "process" there (every later call fails as well, so that closing cannot tidy up), and
-knows what a power cut would leave: contents as of each file's last sync, names as of each directory's last sync.
+knows what a power cut would leave: contents as of each file's last sync, names as of each directory's last sync, and of
+what came later any part: names one by one, pages one by one, a page torn between its sectors.
 """
 
 import errno
@@ -10,6 +11,7 @@ import os
 import random
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import pytest
 
 from stratalog.store import disk
 
-CHANGING = frozenset({"posix_fallocate", "ftruncate", "pwrite", "fsync", "fdatasync", "rename", "open"})
+CHANGING = frozenset(
+    {"posix_fallocate", "ftruncate", "pwrite", "fsync", "fdatasync", "rename", "open", "mkdir", "unlink"}
+)
 SYNCS = frozenset({"fsync", "fdatasync"})
 PAGE = 4096
+SECTOR = 512
 
 
 class Stopped(BaseException):
@@ -40,6 +45,7 @@ class Syscalls:
         self.watch: Callable[[], None] = lambda: None
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
+        self._seen: dict[int, bytes] = {}
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
@@ -79,49 +85,86 @@ class Syscalls:
     def _synced(self, fd: int, path: Path) -> None:
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
-            self._names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
+            self._names[path] = _entries(path)
         else:
             self._contents[status.st_ino] = path.read_bytes()
 
+    def all_synced(self) -> None:
+        """Take the tree as it is for durable: what the disk held when the process began."""
+        for directory in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
+            self._names[directory] = _entries(directory)
+        self._contents = self._current()
+
+    def _current(self) -> dict[int, bytes]:
+        """Contents by inode; a content that is still the same is the same object, so that many cuts cost little."""
+        seen, self._seen = self._seen, {}
+        for path in self.root.rglob("*"):
+            if path.is_file():
+                inode, data = path.stat().st_ino, path.read_bytes()
+                self._seen[inode] = seen[inode] if seen.get(inode) == data else data
+        return self._seen
+
     def cut(self) -> "Cut":
         """The state at this moment: what is durable, and what is only in memory."""
-        current = {path.stat().st_ino: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
         names = {path: dict(entries) for path, entries in self._names.items()}
-        return Cut(self.root, names, dict(self._contents), current)
+        directories = [self.root, *(path for path in self.root.rglob("*") if path.is_dir())]
+        later = {path: _entries(path) for path in directories}
+        return Cut(self.root, names, later, dict(self._contents), self._current())
 
 
+def _entries(directory: Path) -> dict[str, int]:
+    return {entry.name: entry.inode() for entry in os.scandir(directory)}
+
+
+@dataclass(frozen=True)
 class Cut:
-    """A moment of a power cut; `image` makes one of the directories that may be found afterwards."""
+    """A moment of a power cut; `image` makes one of the directories that may be found afterwards.
 
-    def __init__(
-        self, root: Path, names: dict[Path, dict[str, int]], durable: dict[int, bytes], current: dict[int, bytes]
-    ) -> None:
-        self._root, self._names, self._durable, self._current = root, names, durable, current
+    `names` and `contents` are durable, `later_names` and `later_contents` those in memory.
+    """
+
+    root: Path
+    names: dict[Path, dict[str, int]]
+    later_names: dict[Path, dict[str, int]]
+    contents: dict[int, bytes]
+    later_contents: dict[int, bytes]
 
     def image(self, target: Path, chance: random.Random) -> None:
-        """Synced names with synced contents; each page that was not synced is there or not, by chance."""
+        """Synced names and contents; of what was not synced each name and each page is there, or not, or torn."""
         kept = chance.choice((0.0, 0.5, 1.0))
-        self._copy(self._root, target, lambda: chance.random() < kept)
+        self._copy(self.root, target, lambda: chance.random() < kept)
 
     def _copy(self, source: Path, target: Path, keep: Callable[[], bool]) -> None:
         target.mkdir(parents=True, exist_ok=True)
-        for name, inode in self._names.get(source, {}).items():
-            if source / name in self._names or (source / name).is_dir():
+        old_names, new_names = self.names.get(source, {}), self.later_names.get(source, {})
+        for name in sorted(old_names.keys() | new_names.keys()):
+            old, new = old_names.get(name), new_names.get(name)
+            inode = old if old == new or not keep() else new
+            if inode is None or name == "lock":
+                continue
+            if source / name in self.later_names or source / name in self.names:
                 self._copy(source / name, target / name, keep)
-            elif name != "lock":
-                old = self._durable.get(inode, b"")
-                (target / name).write_bytes(mixed(old, self._current.get(inode, old), keep))
+            else:
+                content = self.contents.get(inode, b"")
+                (target / name).write_bytes(mixed(content, self.later_contents.get(inode, content), keep))
 
 
 def mixed(old: bytes, new: bytes, keep: Callable[[], bool]) -> bytes:
-    """The old bytes with those new pages that made it to the disk in time."""
+    """The old bytes with those new pages that made it to the disk in time. Of a page that did not, some sectors may
+    have: a page is not written in one go. A length that was not synced is the old one or the new one."""
     if len(old) != len(new):
-        return old
-    return b"".join(
-        (new if keep() else old)[start : start + PAGE] if old[start : start + PAGE] != new[start : start + PAGE]
-        else old[start : start + PAGE]
-        for start in range(0, len(old), PAGE)
-    )  # fmt: skip
+        old = old[: len(new)].ljust(len(new), b"\0") if keep() else old
+        new = new[: len(old)].ljust(len(old), b"\0")
+    pieces = []
+    for start in range(0, len(old), PAGE):
+        before, after = old[start : start + PAGE], new[start : start + PAGE]
+        if before == after or keep():
+            pieces.append(after)
+        elif keep():
+            pieces += [(after if keep() else before)[at : at + SECTOR] for at in range(0, len(before), SECTOR)]
+        else:
+            pieces.append(before)
+    return b"".join(pieces)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, root: Path) -> Syscalls:

@@ -430,6 +430,24 @@ def test_a_closed_store_takes_and_gives_nothing_and_says_so(open_store: OpenStor
             use()
 
 
+def test_the_ranges_of_batches_from_many_threads_name_their_own_messages(open_store: OpenStore) -> None:
+    store = open_store()
+    given: dict[tuple[str, int, int], bytes] = {}
+
+    def append_all(number: int) -> None:
+        for n in range(60):
+            rows = [b"%d-%d-%d" % (number, n, row) for row in range(1 + n % 4)]
+            ((queue_key, offsets),) = store.append(pa.record_batch({"body": rows}), topic="t", queue_id=0).items()
+            given.update({(*queue_key, offset): body for offset, body in zip(offsets, rows, strict=True)})
+
+    threads = [threading.Thread(target=append_all, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [given["t", 0, offset] for offset in range(len(given))] == bodies(store)["t", 0]
+
+
 def test_puts_go_on_at_the_right_offsets_after_reopening(open_store: OpenStore, tmp_path: Path) -> None:
     written: dict[tuple[str, int], list[bytes]] = {}
     for round_number in range(4):

@@ -32,7 +32,9 @@ def main() -> int:
         for name in wanted:
             what, function = ROWS[name]
             rows.append(run_row(name, what, function, torture))
-            sys.stderr.write(f"{name}: {rows[-1].cases:,} cases, {rows[-1].failed} violations, {rows[-1].seconds:.1f} s\n")
+            sys.stderr.write(
+                f"{name}: {rows[-1].cases:,} cases, {rows[-1].failed} violations, {rows[-1].seconds:.1f} s\n"
+            )
     finally:
         shutil.rmtree(folder)
         shutil.rmtree(disk_folder)

@@ -6,7 +6,6 @@ import stratalog
 from stratalog.layout.queue import UNIT
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
-
 from torture.report import Lost, WrongPrefix
 
 NUMBER_DIGITS = 8
@@ -71,8 +70,8 @@ def check_acknowledged(found: dict[int, Message], acknowledged: dict[int, Place]
         message = found.get(number)
         if message is None:
             raise Lost(f"message {number}, acknowledged as {place}, is not there")
-        if (message.topic, message.queue_id, message.queue_offset) != place:
-            raise WrongPrefix(f"message {number} was acknowledged as {place}, and is at another place")
+        if (is_at := (message.topic, message.queue_id, message.queue_offset)) != place:
+            raise WrongPrefix(f"message {number} was acknowledged as {place}, and is at {is_at}")
 
 
 def check_lookups(store: MessageStore, found: dict[int, Message], numbers: list[int]) -> None:

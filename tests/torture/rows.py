@@ -1,8 +1,12 @@
 """The rows of the table, in order."""
 
 from torture.kills import kills
+from torture.power import disks, pages
 from torture.report import RowFunction
 
 ROWS: dict[str, tuple[str, RowFunction]] = {
     "kills": ("kill -9 while putting and opening", kills),
+    "pages": ("power cut, page by page", pages),
+    "ext4": ("power cut on ext4 (shutdown ioctl)", disks("ext4")),
+    "xfs": ("power cut on XFS (shutdown ioctl)", disks("xfs")),
 }

@@ -87,7 +87,7 @@ def _address(data: Any) -> int:
 
 
 def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue]) -> None:
-    """Append all rows under one put lock, rolling between records."""
+    """Append all rows with the put lock held, rolling between records."""
     names = [np.frombuffer(queue.topic.encode(), np.uint8) for queue in queues]
     table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
     for row, queue, name in zip(table, queues, names, strict=True):
@@ -96,28 +96,27 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
     log = store.log
     fixed = max(queue.fixed_size for queue in queues)
     first = 0
-    with log.lock:
+    for row, queue in zip(table, queues, strict=True):
+        row[QUEUE_NEXT_OFFSET] = queue.next_offset
+    now = store.clock_ns() // 1_000_000
+    log.position_for(fixed)
+    while first < rows.count:
+        start = log.end_offset
+        file, position = log.files[-1], start - log.base
+        done, written, status = encode_batch(
+            file.address + position, log.file_size - position, first, rows.count - first,
+            rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
+            rows.flags.ctypes.data if rows.flags is not None else 0,
+            rows.born.ctypes.data if rows.born is not None else 0,
+            start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
+        )  # fmt: skip
+        first += done
         for row, queue in zip(table, queues, strict=True):
-            row[QUEUE_NEXT_OFFSET] = queue.next_offset
-        now = store.clock_ns() // 1_000_000
-        log.position_for(fixed)
-        while first < rows.count:
-            start = log.end_offset
-            file, position = log.files[-1], start - log.base
-            done, written, status = encode_batch(
-                file.address + position, log.file_size - position, first, rows.count - first,
-                rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
-                rows.flags.ctypes.data if rows.flags is not None else 0,
-                rows.born.ctypes.data if rows.born is not None else 0,
-                start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
-            )  # fmt: skip
-            first += done
-            for row, queue in zip(table, queues, strict=True):
-                queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
-            log.end_offset = start + written
-            if status == EncodeStatus.ROOM and first < rows.count:
-                log.position_for(log.file_size - BLANK.size)
-            assert status != EncodeStatus.TOO_LARGE, "checked above"
+            queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
+        log.end_offset = start + written
+        if status == EncodeStatus.ROOM and first < rows.count:
+            log.position_for(log.file_size - BLANK.size)
+        assert status != EncodeStatus.TOO_LARGE, "checked above"
 
 
 def append_batch(
@@ -136,14 +135,12 @@ def append_batch(
     pieces = [_rows_of(batch.slice(first, CHUNK_ROWS)) for first in range(0, batch.num_rows, CHUNK_ROWS)]
     for number, rows in enumerate(pieces):  # all of them before the first is written
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
-    for number, rows in enumerate(pieces):
-        part = np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count])
-        _write(store, rows, part, queues)
-        counts = np.bincount(part, minlength=len(queues)).tolist()
-        for queue, count in zip(queues, counts, strict=True):
-            end = queue.next_offset
-            known = ranges.get((queue.topic, queue.queue_id))
-            ranges[queue.topic, queue.queue_id] = range(known.start if known else end - count, end)
+    with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
+        starts = [queue.next_offset for queue in queues]
+        for number, rows in enumerate(pieces):
+            _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues)
+        for queue, start in zip(queues, starts, strict=True):
+            ranges[queue.topic, queue.queue_id] = range(start, queue.next_offset)
     return {key: found for key, found in ranges.items() if len(found)}
 
 

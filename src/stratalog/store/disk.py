@@ -113,9 +113,13 @@ class OpenFile:
             view = view[written:]
             position += written
 
+    def data_end(self) -> int:
+        """Position behind which nothing was ever written, where the file system can tell."""
+        return data_end(self._fd, os.fstat(self._fd).st_size)
+
     def zero_from(self, position: int) -> None:
         """Zero what was written behind `position`. The file keeps its length throughout."""
-        end = data_end(self._fd, os.fstat(self._fd).st_size)
+        end = self.data_end()
         while position < end:
             size = min(_ZERO_CHUNK_SIZE, end - position)
             if any(self.read(position, size)):
@@ -148,24 +152,29 @@ class Disk:
 
         Raises `DiskFull`; nothing is left behind then. The file has its full size from the first moment it is seen.
         """
-        self._create(path, size, lambda fd: os.posix_fallocate(fd, 0, size))
+        self._create(path, size, lambda fd: os.posix_fallocate(fd, 0, size), durably=True)
 
     def create_sparse(self, path: Path, size: int) -> None:
-        """Create a file of that length without blocks, for derived data that is written with `write`."""
-        self._create(path, size, lambda fd: os.ftruncate(fd, size))
+        """Create a file of that length without blocks, for derived data that is written with `write`.
 
-    def _create(self, path: Path, size: int, fill: Callable[[int], None]) -> None:
+        Not durable before the file and its directory are synced: after a power cut it may be missing, or empty.
+        """
+        self._create(path, size, lambda fd: os.ftruncate(fd, size), durably=False)
+
+    def _create(self, path: Path, size: int, fill: Callable[[int], None], *, durably: bool) -> None:
         directory = path.parent  # beside it, not in it: RocketMQ refuses a directory that holds a file of another name
         temporary = directory.with_name(f"{directory.name}.{path.name}{UNFINISHED}")
         with _told_when_full(path, size, temporary):
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
                 fill(fd)
-                os.fsync(fd)
+                if durably:
+                    os.fsync(fd)
             finally:
                 os.close(fd)
             os.rename(temporary, path)
-        self.sync_directory(path.parent)
+        if durably:
+            self.sync_directory(path.parent)
 
     def clear_unfinished(self, directory: Path) -> None:
         """Remove what a process left that was killed while it created a file of that directory."""
@@ -295,6 +304,9 @@ class PrivateFile(OpenFile):
         copy = self._changed.get(self.path)
         return copy.map[position : position + size] if copy else super().read(position, size)
 
+    def data_end(self) -> int:
+        return super().data_end() if self._fd >= 0 else self._copy().size
+
     def write(self, position: int, data: bytes | memoryview) -> None:
         self._copy().map[position : position + len(data)] = bytes(data)
 
@@ -319,8 +331,8 @@ class PrivateDisk(Disk):
         self._mapped: dict[Path, MappedFile] = {}
         self._removed: set[Path] = set()
 
-    def make_directory(self, path: Path) -> None:
-        pass
+    def create_directory(self, path: Path) -> list[Path]:
+        return []
 
     def clear_unfinished(self, directory: Path) -> None:
         pass
