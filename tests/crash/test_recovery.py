@@ -1,5 +1,6 @@
 """Opening what a crash, a bad sector or a careless hand left: one test for each state the files can be in."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -351,6 +352,16 @@ def test_a_checkpoint_of_another_time_costs_no_message(folder: Path) -> None:
         with open_tiny(root) as store:
             check(store)
             assert bodies(store) == expected(range(60))
+
+
+@pytest.mark.parametrize("mode", ["w", "r"])
+def test_a_store_gives_back_every_descriptor_whatever_it_was_opened_on(mode: Any, folder: Path) -> None:
+    """A disk cannot be unmounted while one is open, and a process has only so many."""
+    filled(folder / "crashed", clean=False)
+    shutil.copytree(folder / "crashed", folder / "store")
+    before = os.listdir("/proc/self/fd")
+    open_tiny(folder / "store", mode=mode).close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_unit_that_points_to_another_record_is_refused_not_served(folder: Path) -> None:

@@ -177,6 +177,8 @@ class Index:
                 or not 1 <= file.next_item <= self.item_capacity
                 or not self._is_known(file, end_offset, clean=clean)
             ):
+                if mapped:
+                    mapped.close()
                 self._remove_from(name)
                 self.is_complete = False
                 break
