@@ -13,7 +13,7 @@ from stratalog.errors import OffsetOutOfRange
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 
-FAMILIES = ("plain-", "boundary-", "index-", "batch-", "ipv6", "long-topic", "halt-", "torn-")
+FAMILIES = ("plain-", "boundary-", "index-", "batch-", "ipv6", "long-topic", "halt-", "torn-", "prop-crc-")
 CASES = [name for name in golden_names("local") if name.removeprefix("local/").startswith(FAMILIES)]
 TAG_KEY = "T#"
 

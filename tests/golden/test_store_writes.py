@@ -14,7 +14,7 @@ from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message_store import MessageStore
 
-FAMILIES = ("plain-", "boundary-", "index-5", "batch-", "ipv6", "retry-dlq", "delay")
+FAMILIES = ("plain-", "boundary-", "index-5", "batch-", "ipv6", "retry-dlq", "delay", "prop-crc")
 CASES = [name for name in golden_names("local") if name.removeprefix("local/").startswith(FAMILIES)]
 
 
@@ -39,6 +39,7 @@ def replay(case: GoldenCase, root: Path) -> None:
         max_hash_slot_num=conf["maxHashSlotNum"],
         max_index_num=conf["maxIndexNum"],
         max_message_size=conf.get("maxMessageSize", BODY_SIZE_MAX),
+        enabled_append_prop_crc=conf.get("enabledAppendPropCRC") == "true",
         compatibility="5.3" if case.release.startswith("5.3") else "5.5",
     )
     answers = {answer["op"]: answer for answer in case.puts()}

@@ -13,22 +13,22 @@ import re
 from stratalog.layout.message import crc_of
 from stratalog.layout.properties import CRC32, CRC_DIGITS, CRC_PROPERTY_SIZE, NAME_END, VALUE_END
 
-_LEAD = (CRC32 + NAME_END).encode()
+CRC_LEAD = (CRC32 + NAME_END).encode()
 _END = VALUE_END.encode()
-_STALE = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(_LEAD) + rb"[^\x02]*(?:\x02|\Z)")
+_STALE = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(CRC_LEAD) + rb"[^\x02]*(?:\x02|\Z)")
 
 
 def _digits(crc: int) -> bytes:
     return str(crc)[::-1].ljust(CRC_DIGITS, "0").encode()
 
 
-CRC_ROOM = _LEAD + _digits(0) + _END
+CRC_ROOM = CRC_LEAD + _digits(0) + _END
 """What stands where the CRC will: 20 bytes."""
 
 
 def without_record_crc(properties: bytes) -> bytes:
     """Properties without the CRC of the record that they come from (MessageUtils.deleteProperty)."""
-    return _STALE.sub(b"", properties) if _LEAD in properties else properties
+    return _STALE.sub(b"", properties) if CRC_LEAD in properties else properties
 
 
 def reserve_record_crc(properties: bytes) -> bytes:
@@ -40,16 +40,16 @@ def reserve_record_crc(properties: bytes) -> bytes:
 def seal_record_crc(record: bytes) -> bytes:
     """The record with its CRC filled in. Its properties must end as `reserve_record_crc` left them."""
     covered = record[:-CRC_PROPERTY_SIZE]
-    assert record[len(covered) :].startswith(_LEAD), "no room was reserved for the record CRC"
-    return covered + _LEAD + _digits(crc_of(covered)) + _END
+    assert record[len(covered) :].startswith(CRC_LEAD), "no room was reserved for the record CRC"
+    return covered + CRC_LEAD + _digits(crc_of(covered)) + _END
 
 
 def record_crc_holds(record: bytes | memoryview) -> bool:
     """Whether a record ends with a CRC that fits it; a record without one does not (forceVerifyPropCRC)."""
     covered = memoryview(record)[:-CRC_PROPERTY_SIZE]
-    return bytes(record[len(covered) :]) == _LEAD + _digits(crc_of(covered)) + _END
+    return bytes(record[len(covered) :]) == CRC_LEAD + _digits(crc_of(covered)) + _END
 
 
 def has_record_crc(properties: bytes) -> bool:
     """Whether stored properties end with a record CRC, right or wrong."""
-    return properties[-CRC_PROPERTY_SIZE:].startswith(_LEAD) and len(properties) >= CRC_PROPERTY_SIZE
+    return properties[-CRC_PROPERTY_SIZE:].startswith(CRC_LEAD) and len(properties) >= CRC_PROPERTY_SIZE

@@ -18,10 +18,21 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
 )
+from stratalog.kernels.recordcrc import seal_records
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
-from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
+from stratalog.layout.properties import (
+    CRC32,
+    CRC_PROPERTY_SIZE,
+    KEY_SEPARATOR,
+    KEYS,
+    NAME_END,
+    TAGS,
+    UNIQUE_KEY,
+    VALUE_END,
+)
+from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
 from stratalog.store.queue import Queue
 
 if TYPE_CHECKING:
@@ -110,6 +121,8 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
             rows.born.ctypes.data if rows.born is not None else 0,
             start, now, host.ctypes.data, host.ctypes.data, store.settings.max_message_size,
         )  # fmt: skip
+        if store.settings.enabled_append_prop_crc:
+            seal_records(file.address + position, file.address + position + written)
         first += done
         for row, queue in zip(table, queues, strict=True):
             queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
@@ -126,13 +139,14 @@ def append_batch(
     if batch.num_rows == 0:
         return {}
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
-    if not all(queue.is_plain for queue in queues):
+    if not all(queue.is_batchable for queue in queues):
         raise IllegalMessage(
             "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
         )
     ranges: dict[tuple[str, int], range] = {}
     fixed = max(queue.fixed_size for queue in queues)
-    pieces = [_rows_of(batch.slice(first, CHUNK_ROWS)) for first in range(0, batch.num_rows, CHUNK_ROWS)]
+    with_crc = store.settings.enabled_append_prop_crc
+    pieces = [_rows_of(batch.slice(first, CHUNK_ROWS), with_crc) for first in range(0, batch.num_rows, CHUNK_ROWS)]
     for number, rows in enumerate(pieces):  # all of them before the first is written
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
     with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
@@ -168,7 +182,7 @@ def _queues_of(
     return queues, pairs.indices.to_numpy(zero_copy_only=False).astype(np.int32)
 
 
-def _rows_of(batch: pa.RecordBatch) -> _Rows:
+def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
     if "body" not in batch.schema.names:
         raise IllegalMessage("the batch has no column 'body'")
     offsets, data = _text("body", batch.column("body"), pa.binary())
@@ -190,14 +204,30 @@ def _rows_of(batch: pa.RecordBatch) -> _Rows:
             raise IllegalMessage(
                 f"column 'properties' holds all properties already; drop it or the columns {', '.join(columns)}"
             )
-        rows.add_property(b"", *_text(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary()))
+        stored = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary())
+        rows.add_property(b"", *_text(_RAW_PROPERTIES, _without_crcs(stored, closed=with_crc), pa.binary()))
+    columns.pop(CRC32, None)  # of the records that the rows come from
     for name in property_order(list(columns)):
         rows.add_property(name.encode(), *_text(name, columns[name], pa.string()))
+    if with_crc:
+        room = np.arange(rows.count + 1, dtype=np.int32) * CRC_PROPERTY_SIZE
+        rows.add_property(b"", room, pa.py_buffer(CRC_ROOM * rows.count))
     if "flag" in batch.schema.names:
         rows.flags = _cast("flag", batch.column("flag"), pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
     if "bornTimestamp" in batch.schema.names:
         rows.born = _milliseconds(batch.column("bornTimestamp"))
     return rows
+
+
+def _without_crcs(column: pa.Array, *, closed: bool) -> pa.Array:
+    """Stored properties without the CRCs of the records that they come from, if `closed` with their last separator."""
+    if pc.any(pc.match_substring(column, CRC_LEAD)).as_py():
+        column = pa.array([text and without_record_crc(text) for text in column.to_pylist()], pa.binary())
+    end = VALUE_END.encode()
+    if closed and not pc.all(pc.or_(pc.ends_with(column, end), pc.equal(pc.binary_length(column), 0))).as_py():
+        texts = (text or b"" for text in column.to_pylist())
+        column = pa.array([text if not text or text.endswith(end) else text + end for text in texts], pa.binary())
+    return column
 
 
 def _milliseconds(column: pa.Array) -> NDArray[np.int64]:

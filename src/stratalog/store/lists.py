@@ -26,7 +26,9 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
 )
+from stratalog.kernels.recordcrc import seal_records
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, V6_EXTRA, Host
+from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
 from stratalog.store.record_put import Receipt
 
@@ -119,6 +121,8 @@ class ListWriter:
                 f"message {done} of the list: a body of {body_size:,} or properties of {properties_size:,} bytes "
                 f"exceed {store.settings.max_message_size:,} or {PROPERTIES_SIZE_MAX:,}; nothing was written"
             )
+        if store.settings.enabled_append_prop_crc:
+            seal_records(log.files[-1].address + position, log.files[-1].address + position + written)
         queue.next_offset = queue_offset + count
         log.end_offset = start + written
         return Receipts(queue, queue_offset, start, now, body_offsets, properties_offsets)
@@ -138,6 +142,13 @@ def put_list(
     texts = [properties] * count if isinstance(properties, bytes) else properties
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
+    stored = b"".join(texts)
+    if store.settings.enabled_append_prop_crc:
+        texts = [reserve_record_crc(without_record_crc(text)) for text in texts]
+        stored = b"".join(texts)
+    elif CRC_LEAD in stored:
+        texts = [without_record_crc(text) for text in texts]
+        stored = b"".join(texts)
     try:
         body_offsets = array("i", accumulate(map(len, bodies), initial=0))
         properties_offsets = array("i", accumulate(map(len, texts), initial=0))
@@ -145,19 +156,19 @@ def put_list(
         raise IllegalMessage("a list of more than 2 GiB: put it in pieces; nothing was written") from None
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
-    if not count or not queue.is_plain or (born_host and born_host.is_v6) or not one_piece:
-        extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_plain)
+    if not count or not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece:
+        extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_batchable)
         for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):  # all before the first is written
             _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
         return [
             queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
             for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
         ]
-    joined, text = pa.py_buffer(b"".join(bodies)), pa.py_buffer(b"".join(texts))
+    joined = pa.py_buffer(b"".join(bodies))
     with store.log.lock:
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
         return writer.write(
-            store, joined, body_offsets, text, properties_offsets,
+            store, joined, body_offsets, pa.py_buffer(stored), properties_offsets,
             flags=array("i", flags) if flags is not None else None,
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,

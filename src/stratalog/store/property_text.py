@@ -6,7 +6,7 @@ from typing import Any
 
 from stratalog.errors import IllegalMessage
 from stratalog.layout.javahash import property_order
-from stratalog.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
+from stratalog.layout.properties import CRC32, KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 
 _KEYWORDS = 3
 """The first values are those of tags, keys and unique_key, which may be absent."""
@@ -24,6 +24,9 @@ def shape_of(absent: tuple[bool, bool, bool], names: tuple[str, ...]) -> Shape:
     given = dict(pair for pair in numbered if pair[1] >= len(absent) or not absent[pair[1]])
     if len(given) != len(names) + absent.count(False):
         raise IllegalMessage(f"property {', '.join(names)}: one of these is given by tags, keys or unique_key as well")
+    given.pop(CRC32, None)  # of the record that the properties come from
+    if not given:
+        return "", lambda values: (), 0
     ordered = property_order(list(given))
     template = "".join(f"{name.replace('%', '%%')}{NAME_END}%s{VALUE_END}" for name in ordered)
     return template, itemgetter(*(given[name] for name in ordered)), len(ordered)

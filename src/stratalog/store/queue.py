@@ -21,6 +21,7 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.store.message import Message, message_at
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
 from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
@@ -60,7 +61,9 @@ class Queue:
         self._rest = b"" if self.host.is_v6 else HEAD_REST.pack(self.host.address, self.host.port, 0, 0)
         self._name = TOPIC_LENGTH_V1.pack(len(name)) + name if len(name) <= TOPIC_CHARS_MAX_V1 else b""
         self.list_writer: Any = None
-        self.is_plain = bool(self._name) and not self.host.is_v6
+        self.is_batchable = bool(self._name) and not self.host.is_v6
+        """Whether the kernels write its records: V1, IPv4."""
+        self.is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
 
@@ -113,6 +116,8 @@ class Queue:
 
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
         """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
+        if CRC_LEAD in properties:
+            return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         return self._append(body, properties, born_timestamp, wait)
 
     def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:

@@ -20,6 +20,7 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.names import check_topic
+from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def put_record(
     record = checked_record(queue, body, properties, fields)
     queued = enters_queue(record.sys_flag)
     total = record.total_size
-    log = queue.store.log
+    log, settings = queue.store.log, queue.store.settings
     with log.lock:
         position = make_room(log, total)
         start = log.end_offset
@@ -79,17 +80,21 @@ def put_record(
             record, queue_offset=queue_offset, commit_log_offset=start,
             born_timestamp=record.born_timestamp or now, store_timestamp=now,
         )  # fmt: skip
-        log.map[position : position + total] = placed.encode()
+        data = placed.encode()
+        log.map[position : position + total] = seal_record_crc(data) if settings.enabled_append_prop_crc else data
         queue.next_offset += queued
         log.end_offset = start + total
-    if wait and queue.store.settings.flush == "sync":
+    if wait and settings.flush == "sync":
         queue.store.commit.wait(start + total)
     return Receipt(queue_offset, start, total, now, record.store_host)
 
 
 def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: RecordFields) -> Record:
     """The record to be placed: offsets and store time are still open. Raises `IllegalMessage`."""
-    name = queue.topic.encode()
+    name, settings = queue.topic.encode(), queue.store.settings
+    properties = without_record_crc(properties)
+    if settings.enabled_append_prop_crc:
+        properties = reserve_record_crc(properties)
     if len(properties) > PROPERTIES_SIZE_MAX:
         raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
     born_timestamp = fields.get("born_timestamp", 0)
@@ -108,7 +113,7 @@ def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: Recor
         prepared_transaction_offset=fields.get("prepared_transaction_offset", 0),
         magic=MAGIC_V2 if len(name) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
     )
-    limit = queue.store.settings.max_message_size
+    limit = settings.max_message_size
     if len(body) > limit or record.total_size > limit + RECORD_SIZE_SLACK:
         raise IllegalMessage(
             f"body of {len(body):,} bytes: the limit (max_message_size) is {limit:,}; nothing was written"
