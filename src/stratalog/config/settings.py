@@ -29,6 +29,14 @@ class StoreSettings:
     """Which release's bytes are written where releases differ; both are always read."""
     mapped_file_size_commit_log: int | None = None
     mapped_file_size_consume_queue: int | None = None
+    mapper_file_size_batch_consume_queue: int | None = None
+    """Queue files of batch topics; RocketMQ spells it so. Whole units of 46 bytes."""
+    mapped_file_size_consume_queue_ext: int | None = None
+    enable_consume_queue_ext: bool = False
+    """Units of new messages point to an extension that holds tags code and store time."""
+    enable_lmq: bool = False
+    """With `enable_multi_dispatch`: messages that name `%LMQ%` queues in INNER_MULTI_DISPATCH stand in these, too."""
+    enable_multi_dispatch: bool = False
     max_hash_slot_num: int | None = None
     """Slots and items of an index file, recorded nowhere either: None takes what the files there show."""
     max_index_num: int | None = None
@@ -54,6 +62,18 @@ class StoreSettings:
         """Rounded up to whole units, as upstream does."""
         asked = self.mapped_file_size_consume_queue or queue.QUEUE_FILE_UNITS * queue.UNIT.size
         return -(-asked // queue.UNIT.size) * queue.UNIT.size
+
+    @property
+    def batch_consume_queue_file_size(self) -> int:
+        return self.mapper_file_size_batch_consume_queue or queue.BATCH_FILE_UNITS * queue.BATCH_UNIT.size
+
+    @property
+    def consume_queue_ext_file_size(self) -> int:
+        return self.mapped_file_size_consume_queue_ext or queue.EXTENSION_FILE_SIZE
+
+    @property
+    def dispatches_light_queues(self) -> bool:
+        return self.enable_lmq and self.enable_multi_dispatch
 
     @property
     def index_slot_count(self) -> int:
@@ -83,6 +103,8 @@ class StoreSettings:
         for name, least in (
             ("mapped_file_size_commit_log", smallest),
             ("mapped_file_size_consume_queue", 1),
+            ("mapper_file_size_batch_consume_queue", queue.BATCH_UNIT.size),
+            ("mapped_file_size_consume_queue_ext", queue.EXTENSION_UNIT.size + queue.EXTENSION_END_SPACE),
             ("max_hash_slot_num", 1),
             ("max_index_num", 2),
             ("max_message_size", 1),
@@ -92,9 +114,19 @@ class StoreSettings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not least <= value <= _INT_MAX):
                 raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}, at most 2^31 - 1")
-        for name in ("message_index_enable", "enabled_append_prop_crc", "force_verify_prop_crc"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}: give True or False")
+        for field in fields(self):
+            if field.type is bool and not isinstance(getattr(self, field.name), bool):
+                raise ConfigurationError(f"{field.name}={getattr(self, field.name)!r}: give True or False")
+        if self.batch_consume_queue_file_size % queue.BATCH_UNIT.size:
+            raise ConfigurationError(
+                f"mapper_file_size_batch_consume_queue={self.mapper_file_size_batch_consume_queue}: "
+                f"give a multiple of {queue.BATCH_UNIT.size}, or RocketMQ stands still at the end of such a file"
+            )
+        if self.enable_lmq != self.enable_multi_dispatch:
+            raise ConfigurationError(
+                "enable_lmq and enable_multi_dispatch go together: the first gives messages their offsets in light "
+                "queues, the second writes the queues"
+            )
         for name, check in (("message_delay_level", names.delay_table_ms), ("store_host", message.Host.parse)):
             value = getattr(self, name)
             try:
@@ -127,7 +159,13 @@ class StoreSettings:
             raise ConfigurationError(f"{path}: {error}") from None
 
     def with_sizes(
-        self, *, commit_log: int | None, consume_queue: int | None, index_sizes: tuple[int, int] | None
+        self,
+        *,
+        commit_log: int | None,
+        consume_queue: int | None,
+        index_sizes: tuple[int, int] | None,
+        batch_consume_queue: int | None = None,
+        consume_queue_ext: int | None = None,
     ) -> Self:
         """These settings with the sizes found on disk filled in where none was asked for."""
         slot_count, item_capacity = index_sizes or (None, None)
@@ -137,6 +175,8 @@ class StoreSettings:
             max_index_num=self.max_index_num or item_capacity,
             mapped_file_size_commit_log=self.mapped_file_size_commit_log or commit_log,
             mapped_file_size_consume_queue=self.mapped_file_size_consume_queue or consume_queue,
+            mapper_file_size_batch_consume_queue=self.mapper_file_size_batch_consume_queue or batch_consume_queue,
+            mapped_file_size_consume_queue_ext=self.mapped_file_size_consume_queue_ext or consume_queue_ext,
         )
 
 
