@@ -9,7 +9,7 @@ LOCKS := locks/build.txt locks/main.txt locks/java.txt
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format lock clean
+.PHONY: help setup demo test bench race lint format lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: setup ## lint, types and every test
 
 bench: setup ## measure every path beside the machine's own limits
 	@$(BIN)/python -m bench
+
+race: setup ## the local store against Apache RocketMQ's own, in turn (needs a JDK; Maven the first time)
+	@$(BIN)/python -m bench --only race
 
 lint: setup ## ruff and mypy only
 	@$(BIN)/ruff check

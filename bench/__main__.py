@@ -22,7 +22,12 @@ FLOORS = {
     "startup": "import, --help, first use on a fresh machine",
     "others": "what one would use instead: lmdb, sqlite3, litequeue, persist-queue",
     "spark": "offload to the tier, lookup in the cold tier, Spark scan",
+    "race_put": "puts, beside Apache RocketMQ's",
+    "race_open": "opening and recovery, beside Apache RocketMQ's; a large store",
+    "race_read": "reading and key lookups, beside Apache RocketMQ's",
 }
+RACE = tuple(name for name in FLOORS if name.startswith("race"))
+"""Run only when asked for, by name or all by `race`: they need a JDK, and Maven the first time."""
 
 
 def arguments() -> argparse.Namespace:
@@ -31,7 +36,12 @@ def arguments() -> argparse.Namespace:
         description="Measure every path beside the machine's own limit in the same round.",
         epilog="floors: " + "; ".join(f"{name} ({what})" for name, what in FLOORS.items()),
     )
-    parser.add_argument("--only", metavar="FLOOR,…", help="some of the floors", default=",".join(FLOORS))
+    parser.add_argument(
+        "--only",
+        metavar="FLOOR,…",
+        help="some of the floors",
+        default=",".join(name for name in FLOORS if name not in RACE),
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds after the warm-up (default 5; quick 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured there")
     parser.add_argument("--quick", action="store_true", help="a quarter of the messages, for a first look")
@@ -40,6 +50,7 @@ def arguments() -> argparse.Namespace:
     )
     given = parser.parse_args()
     given.only = [name for name in given.only.split(",") if name]
+    given.only = [floor for name in given.only for floor in (RACE if name == "race" else (name,))]
     unknown = [name for name in given.only if name not in FLOORS]
     if unknown:
         parser.error(f"unknown floor {', '.join(unknown)}; there are {', '.join(FLOORS)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.harness import Result, Target, Unit
 
-_HEAD = ("path", "figure", "min – max", "bytes", "limit in the same round", "", "ratio", "target", "")
+_HEAD = ("path", "figure", "min – max", "bytes", "limit or rival in the same round", "", "ratio", "target", "")
 
 
 def number(value: float, unit: Unit) -> str:
