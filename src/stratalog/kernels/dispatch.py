@@ -7,17 +7,20 @@ from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import copy, load_i32, load_i64, load_u8, store_i32, store_i64
 from stratalog.kernels.queue_table import (
     NO_ROW,
-    QUEUE_IS_SCHEDULE,
+    QUEUE_KIND,
     QUEUE_NEXT_OFFSET,
     Int32Array,
     Int64Array,
+    QueueKind,
     Uint8Array,
     find_queue,
 )
 from stratalog.kernels.queue_table import insert_queue as insert_queue
 from stratalog.kernels.queue_table import queue_hash as queue_hash
-from stratalog.kernels.record import SYS_FLAG, named_values, properties_of, store_timestamp_of, topic_of
+from stratalog.kernels.record import SYS_FLAG, find_byte, named_values, properties_of, store_timestamp_of, topic_of
+from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import HEAD
+from stratalog.layout.properties import NAME_END_BYTE, VALUE_END_BYTE, name_as_number
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 
@@ -30,9 +33,13 @@ class UnitStatus(IntEnum):
     """The table has no row for the record's queue: add one, go on."""
     GAP = 2
     """The record's queue offset is ahead of the queue: messages between are lost. Set QUEUE_NEXT_OFFSET, go on."""
+    NEEDS_MORE = 3
+    """The record belongs to a batch queue, or names light queues: see `QueueKind`. Do that, go on behind it."""
 
 
 _DONE, _UNKNOWN_QUEUE, _GAP = int(UnitStatus.DONE), int(UnitStatus.UNKNOWN_QUEUE), int(UnitStatus.GAP)
+_NEEDS_MORE = int(UnitStatus.NEEDS_MORE)
+_SCHEDULE, _LIGHT = int(QueueKind.SCHEDULE), int(QueueKind.LIGHT)
 
 _TOTAL_SIZE = HEAD.position("total_size")
 _QUEUE_ID = HEAD.position("queue_id")
@@ -41,6 +48,12 @@ _UNIT_SIZE = UNIT.size
 _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.position("commit_log_offset"), UNIT.position("size")
 _UNIT_TAGS_CODE = UNIT.position("tags_code")
 _NONE, _COMMIT = int(Transaction.NONE), int(Transaction.COMMIT)
+
+_LIGHT_NAME_SIZE = len(MULTI_DISPATCH)
+_LIGHT_MIDDLE, _LIGHT_LAST = 8, _LIGHT_NAME_SIZE - 8
+"""The name is compared as three numbers, of which the last two overlap."""
+_LIGHT_NAME_1, _LIGHT_NAME_2 = name_as_number(MULTI_DISPATCH[:8]), name_as_number(MULTI_DISPATCH[8:16])
+_LIGHT_NAME_3 = name_as_number(MULTI_DISPATCH[_LIGHT_LAST:])
 
 _PLUS, _MINUS, _ZERO, _NINE = (ord(character) for character in "+-09")
 _INT_MAX = 2**31 - 1
@@ -64,7 +77,7 @@ def _parsed_int(address: int, size: int) -> int:
 
 
 @part
-def _tags_code(record: int, is_schedule: int, schedule_delays_ms: Int64Array) -> int:
+def _tags_code(record: int, is_schedule: bool, schedule_delays_ms: Int64Array) -> int:
     """What a unit holds beside the place: the hash of the tags, or a delayed message's deliver time."""
     begin, end = properties_of(record)
     tags, tags_size, _, _, _, _, delay, delay_size = named_values(begin, end)
@@ -73,6 +86,24 @@ def _tags_code(record: int, is_schedule: int, schedule_delays_ms: Int64Array) ->
         if level > 0:
             return store_timestamp_of(record) + schedule_delays_ms[level]
     return java_hash(NO_PREFIX, tags, tags_size)
+
+
+@part
+def _names_light_queues(record: int) -> bool:
+    """Whether the properties hold INNER_MULTI_DISPATCH with a value."""
+    begin, end = properties_of(record)
+    while begin < end:
+        stop = find_byte(begin, end, VALUE_END_BYTE)
+        if (
+            stop - begin > _LIGHT_NAME_SIZE + 1
+            and load_i64(begin) == _LIGHT_NAME_1
+            and load_i64(begin + _LIGHT_MIDDLE) == _LIGHT_NAME_2
+            and load_i64(begin + _LIGHT_LAST) == _LIGHT_NAME_3
+            and load_u8(begin + _LIGHT_NAME_SIZE) == NAME_END_BYTE
+        ):
+            return True
+        begin = stop + 1
+    return False
 
 
 @kernel
@@ -105,6 +136,9 @@ def build_units(
         row = find_queue(table, queues, topic, topic_size, load_i32(record + _QUEUE_ID))
         if row == NO_ROW:
             return i, _UNKNOWN_QUEUE
+        kind = queues[row, QUEUE_KIND]
+        if kind > _SCHEDULE and (kind != _LIGHT or _names_light_queues(record)):
+            return i, _NEEDS_MORE
         queue_offset = load_i64(record + _QUEUE_OFFSET)
         if queue_offset > queues[row, QUEUE_NEXT_OFFSET]:
             return i, _GAP
@@ -115,7 +149,7 @@ def build_units(
         unit = units.ctypes.data + _UNIT_SIZE * i
         store_i64(unit + _UNIT_OFFSET, base_offset + positions[i])
         store_i32(unit + _UNIT_RECORD_SIZE, load_i32(record + _TOTAL_SIZE))
-        store_i64(unit + _UNIT_TAGS_CODE, _tags_code(record, queues[row, QUEUE_IS_SCHEDULE], schedule_delays_ms))
+        store_i64(unit + _UNIT_TAGS_CODE, _tags_code(record, kind == _SCHEDULE, schedule_delays_ms))
     return count, _DONE
 
 

@@ -4,6 +4,7 @@ The hash table is int32 of a power-of-two size, at most half full; an entry is r
 where the caller keeps them alive; a row holds their address.
 """
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,25 @@ QUEUE_TOPIC_SIZE = 1
 QUEUE_ID = 2
 QUEUE_NEXT_OFFSET = 3
 """Queue offset that the queue's next record should have; advanced in place."""
-QUEUE_IS_SCHEDULE = 4
-"""1 for the queues of delayed messages, whose units carry a deliver time."""
+QUEUE_KIND = 4
+"""What the queue's records need, a `QueueKind`."""
+QUEUE_IS_SCHEDULE = QUEUE_KIND
 QUEUE_FIELDS = 5
 
 NO_ROW = -1
+
+
+class QueueKind(IntEnum):
+    """What the records of a queue need on their way to units; from BATCH on, more than a kernel does."""
+
+    PLAIN = 0
+    SCHEDULE = 1
+    """Delayed messages: their units carry a deliver time."""
+    BATCH = 2
+    """Units of another size, one for several messages: every record needs the caller."""
+    LIGHT = 3
+    """Records may stand in light queues, too: those that name some need the caller."""
+
 
 _MIX_A, _MIX_B = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9  # odd, below 2^63, bits well spread
 

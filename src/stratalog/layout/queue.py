@@ -27,6 +27,9 @@ BATCH_UNIT = Layout(
     size=46,
     source="BatchConsumeQueue",
 )
+BATCH_COMPACTED_OFFSET = -1
+BATCH_SIZE_MAX = 0x7FFF
+"""Messages that one unit can cover."""
 
 EXTENSION_UNIT = Layout(
     "ConsumeQueueExt unit",
@@ -38,6 +41,8 @@ EXTENSION_UNIT = Layout(
     source="ConsumeQueueExt.CqExtUnit",
 )
 EXTENSION_END = Layout("ConsumeQueueExt end mark", Field("mark", "i16", "-1"), size=2, source="ConsumeQueueExt")
+EXTENSION_END_MARK = -1
+EXTENSION_SIZE_MAX = 0x7FFF
 EXTENSION_END_SPACE = 4
 """A unit rolls to the next file unless this much stays free behind it."""
 EXTENSION_ADDRESS_BASE = -(2**63)
@@ -56,4 +61,6 @@ def extension_position(tags_code: int) -> int:
 
 QUEUE_FILE_UNITS = 300_000
 """Units of a ConsumeQueue file by default (`mappedFileSizeConsumeQueue` = 6,000,000 bytes)."""
+BATCH_FILE_UNITS = 300_000
+"""Units of a BatchConsumeQueue file by default (`mapperFileSizeBatchConsumeQueue` = 13,800,000 bytes)."""
 EXTENSION_FILE_SIZE = 48 * 1024 * 1024
