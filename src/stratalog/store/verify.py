@@ -1,157 +1,168 @@
-"""Checking a whole store: every record of the log, every queue unit, every index item.
+"""Checking a whole store: every record of the log, every queue unit, every index item, each file against the others.
 
-The log is the truth; units and items are built again from it in memory and compared with what stands in the files. The
-files are mapped afresh and privately: what recovery mends in memory when a store is opened is seen here as it is on
-disk, and nothing is changed.
+The log is the truth; units and items are built again from it in memory and compared with what stands in the files.
+Nothing is recovered first and files are mapped privately: damage is seen as it is on disk, a store that cannot be
+opened can be checked, and no byte is changed.
 
 After an unclean stop (or beside a running broker) queues and index may trail the log: what is missing at their end is
 then counted as `units_behind` and `index_items_behind`, not as a problem, because the next opening writes it.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from stratalog.errors import ConfigurationError
-from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
-from stratalog.layout.message import BLANK, MAGIC_BLANK
-from stratalog.layout.names import COMMIT_LOG
-from stratalog.store.commit_log import CommitLog
-from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.layout.names import ABORT, COMMIT_LOG
+from stratalog.store.disk import PrivateDisk
 from stratalog.store.recovery import Damage
+from stratalog.store.survey import CUT, MISSING, DamageJoin, FileSurvey, sized, survey_log
+from stratalog.store.verify_files import check_checkpoint, check_files, log_files_size
 from stratalog.store.verify_index import IndexCheck
 from stratalog.store.verify_queues import QueueCheck
-from stratalog.store.verify_report import CHUNK_RECORDS, Chunk, Problem, VerifyReport
+from stratalog.store.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, VerifyReport
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
 
-_ZERO_BLOCK_SIZE = 1 << 20
 _MEANING = {
-    ScanStatus.END: "bytes that are no record",
-    ScanStatus.BLANK: "the mark of a file's end, but not at its end",
-    ScanStatus.BAD_MAGIC: "no record's magic number",
-    ScanStatus.BAD_SIZE: "a size that is smaller than a record or runs past the file",
-    ScanStatus.BAD_BODY_SIZE: "a body size that does not fit into the record",
-    ScanStatus.BAD_LENGTHS: "lengths that do not add up to the record's size",
-    ScanStatus.BAD_OFFSET: "a record that belongs to another place of the log",
-    ScanStatus.BAD_CRC: "a body that does not have the CRC in its head",
-    ScanStatus.BAD_RECORD_CRC: "a record that does not have the CRC at the end of its properties",
+    "END": "bytes that are no record",
+    "BLANK": "the mark of a file's end, but not at its end",
+    "BAD_MAGIC": "no record's magic number",
+    "BAD_SIZE": "a size that is smaller than a record or runs past the file",
+    "BAD_BODY_SIZE": "a body size that does not fit into the record",
+    "BAD_LENGTHS": "lengths that do not add up to the record's size",
+    "BAD_OFFSET": "a record that belongs to another place of the log",
+    "BAD_CRC": "a body that does not have the CRC in its head",
+    "BAD_RECORD_CRC": "a record that does not have the CRC at the end of its properties",
+    MISSING: "no file",
+    CUT: "the file's end, though its records go on",
 }
 
 Progress = Callable[[int, int, int], None]
-"""Called with (bytes done, bytes in all, records done)."""
+"""Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
 
 
-def verify(store: "MessageStore", *, progress: Progress | None = None) -> VerifyReport:
-    """Check everything in a store that was opened with mode="r". Damage is data in the report, never an exception.
+def verify(
+    store: "MessageStore | Path",
+    *,
+    settings: StoreSettings | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check everything in a store: in a directory, or one that was opened with mode="r". A broker may be running.
 
-    Runs at the speed of the scan (body CRCs included) plus a rebuild of the derived files in memory. Raises
-    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed.
+    Damage is data in the report, never an exception. Files are looked at in `threads` at once (as many as there are
+    processors), queues and index beside each other. Raises `NotAStore`, and `ConfigurationError` for a store that is
+    open for writing, whose files are not what they will be when it is closed.
     """
-    if store.log.failure is None:
-        raise ConfigurationError(f"{store.root} is open for writing: verify opens a store with mode='r'")
+    if isinstance(store, Path):
+        root, settings = store, settings or StoreSettings()
+        if not (root / COMMIT_LOG).is_dir():
+            raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
+    else:
+        root, settings = store.root, settings or store.settings
+        if store.log.failure is None:
+            raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
     disk = PrivateDisk()
-    log = CommitLog(store.root / COMMIT_LOG, disk, file_size=store.settings.commit_log_file_size)
-    log.load()
-    report = VerifyReport(str(store.root), store.recovery.clean, log_begin=log.first_offset)
-    report.log_file_count = len(log.files)
-    try:
-        queues = QueueCheck(store.root, store.settings, disk, report)
-        index = IndexCheck(store.root, store.settings, disk, report) if store.settings.message_index_enable else None
-        for chunk in _chunks(log, report):
+    settings = sized(settings, root, disk)
+    report = VerifyReport(str(root), not disk.exists(root / ABORT))
+    check_files(root, settings, disk, report)
+    count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
+    queues = QueueCheck(root, settings, disk, report)
+    index = IndexCheck(root, settings, disk, report) if settings.message_index_enable else None
+    checks: list[QueueCheck | IndexCheck] = [queues, index] if index else [queues]
+    surveys = survey_log(
+        root / COMMIT_LOG, PrivateDisk(), file_size=settings.commit_log_file_size, threads=threads, advance=count.add
+    )
+    with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
+        for chunk in _chunks(surveys, report):
             report.record_count += len(chunk.positions)
-            queues.check(chunk)
-            if index:
-                index.check(chunk)
-            if progress:
-                done = chunk.end_offset - log.first_offset
-                progress(done, max(done, store.log.end_offset - log.first_offset), report.record_count)
-        queues.finish()
-        if index:
-            index.finish()
-    finally:
-        log.close()
+            for done in [pool.submit(check.check, chunk) for check in checks]:
+                done.result()
+    for check in checks:
+        check.finish()
+    check_checkpoint(root, disk, report)
+    report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
 
 
-def _chunks(log: CommitLog, report: VerifyReport) -> Iterator[Chunk]:
+class _Count:
+    """Adds up what the threads did, for the progress line."""
+
+    def __init__(self, size_total: int, progress: Progress | None) -> None:
+        self._total = size_total
+        self._progress = progress
+        self._size = self._records = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int, record_count: int) -> None:
+        with self._lock:
+            self._size += size
+            self._records += record_count
+            if self._progress:
+                self._progress(self._size, max(self._size, self._total), self._records)
+
+
+def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chunk]:
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
     records behind it are handed out."""
-    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
-    offset = report.log_end = log.first_offset
-    while offset < log.end_offset:
-        file, position = log.file_at(offset)
-        base = offset - position
-        count, position, status = scan(file.address, position, file.size, base, VERIFY, positions, sizes)
-        offset = base + position
-        if count:
-            report.log_end = offset
-            yield Chunk(file, base, positions[:count], sizes[:count])
-        if status == ScanStatus.FULL:
-            continue
-        if _closes_file(file, position):
-            offset = base + file.size
-            continue
-        following = _next_record(log, offset)
-        if following is None:
-            _end_of_log(report, file, position)
-            return
-        report.damages.append(Damage(offset, following, ScanStatus(status).name))
-        report.add(
-            Problem(
-                "log", str(file.path), position, "a whole record", f"{_MEANING[ScanStatus(status)]}; "
-                f"{following - offset:,} bytes up to the next whole record at log offset {following:,} cannot be read",
-                "restore the file from a copy; as it is, the store opens, skips the range and serves what is behind it",
-            )
-        )  # fmt: skip
-        offset = following
+    join = DamageJoin()
+    last: FileSurvey | None = None
+    for survey in surveys:
+        if last is None:
+            report.log_begin = report.log_end = survey.base_offset
+        report.log_file_count += survey.file is not None
+        for damage in join.take(survey):
+            _report_damage(report, damage, survey)
+        for first in range(0, len(survey.positions), CHUNK_RECORDS):
+            part = slice(first, first + CHUNK_RECORDS)
+            assert survey.file is not None
+            yield Chunk(survey.file, survey.base_offset, survey.positions[part], survey.sizes[part])
+        if len(survey.positions):
+            report.log_end = survey.base_offset + survey.end
+        if last:
+            last.close()
+        last = survey
+    if last:
+        if join.open_begin is not None:
+            _end_of_log(report, last, join.open_begin)
+        last.close()
 
 
-def _closes_file(file: MappedFile, position: int) -> bool:
-    """Whether the file properly ends here: its closing blank record covers the rest, or not even that would fit."""
-    if file.size - position < BLANK.size:
-        return True
-    blank = BLANK.unpack(file.view.data, position)
-    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
+def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> None:
+    report.damages.append(damage)
+    position = damage.begin % survey.full_size
+    path = survey.path.with_name(f"{damage.begin - position:020d}")
+    report.add(
+        Problem(
+            "log", str(path), position, "a whole record", f"{_MEANING[damage.reason]}; "
+            f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
+            "read", "restore the file from a copy, or let `stratalog repair` set the range aside; as it is, stratalog "
+            "skips the range and serves what is behind it, RocketMQ drops everything behind it",
+        )
+    )  # fmt: skip
 
 
-def _next_record(log: CommitLog, offset: int) -> int | None:
-    """Log offset of the next whole record behind `offset`, None when there is none. Zeros are passed over quickly."""
-    file, position = log.file_at(offset)
-    for other in log.files[log.files.index(file) :]:
-        base = int(other.path.name)
-        begin = _first_written(other, position + 1 if other is file else 0)
-        found = find_record(other.address, begin, other.size, base)
-        if found >= 0:
-            return int(base + found)
-    return None
-
-
-def _first_written(file: MappedFile, begin: int) -> int:
-    """A position at most one block before the first byte that is not zero; a record may begin there or later."""
-    position = begin
-    while position < file.size and not file.view[position : position + _ZERO_BLOCK_SIZE].any():
-        position += _ZERO_BLOCK_SIZE
-    return max(begin, position - BLANK.size)
-
-
-def _end_of_log(report: VerifyReport, file: MappedFile, position: int) -> None:
+def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int) -> None:
     """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
-    written = np.flatnonzero(file.view[position : position + (8 << 20)])
-    report.torn_size = int(written[-1]) + 1 if written.size else 0
+    position = begin % last.full_size
+    path = last.path.with_name(f"{begin - position:020d}")
+    report.torn_size = max(0, last.base_offset + last.end + last.tail_size - begin) if last.tail_size else 0
     if report.torn_size and report.clean:
         report.add(
             Problem(
-                "log", str(file.path), position, "the end of the log (zeros), because the store was closed properly",
-                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy before the store is "
-                "opened for writing, which passes over these bytes or cuts them off",
+                "log", str(path), position, "the end of the log (zeros), because the store was closed properly",
+                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy, or let `stratalog "
+                "repair` set the bytes aside, before the store is opened for writing, which cuts them off",
             )
         )  # fmt: skip
-        report.damages.append(Damage(report.log_end, int(file.path.name) + file.size, "TORN"))
+        report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
     elif report.torn_size:
         report.notes.append(
-            f"{file.path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
+            f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
             "the next opening for writing cuts them off"
         )

@@ -61,6 +61,7 @@ class _IndexFile:
         self.header = HEADER.unpack(self._view.data)
         self.item_count = min(max(0, self.header.next_item - 1), item_capacity - 1)
         self._rest: _Items | None = None
+        self._used: tuple[Int64, Int64] | None = None
 
     def _stored(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         first = items_position(self._slot_count) + ITEM.size
@@ -99,14 +100,18 @@ class _IndexFile:
         if self.item_count:
             wanted["begin_commit_log_offset"] = int(stored["commit_log_offset"][0])
             wanted["end_commit_log_offset"] = int(stored["commit_log_offset"][-1])
-            wanted["used_slot_count"] = int(np.count_nonzero(self._slots()))
+            wanted["used_slot_count"] = len(self._used_slots()[0])
         return [
             (name, value, getattr(header, name)) for name, value in wanted.items() if getattr(header, name) != value
         ]
 
-    def _slots(self) -> Int64:
-        table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())
-        return table["newest_item"].astype(np.int64)
+    def _used_slots(self) -> tuple[Int64, Int64]:
+        """Numbers of the slots that are not empty, and the items that they begin with."""
+        if self._used is None:
+            table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())["newest_item"]
+            used = np.flatnonzero(table.view(np.int32))  # in whatever byte order: most slots are empty
+            self._used = used, table[used].astype(np.int64)
+        return self._used
 
     def chain_faults(self) -> tuple[Int64, Int64]:
         """Items that no chain of their slot holds exactly once, and slots that begin with an item of another slot.
@@ -115,7 +120,7 @@ class _IndexFile:
         own, and every item is led to once: then the items of a slot form one falling path.
         """
         stored = self._stored()
-        slots = self._slots()
+        used, heads = self._used_slots()
         slot_of = np.empty(self.item_count + 1, np.int64)
         slot_of[0] = -1
         slot_of[1:] = stored["key_hash"].astype(np.int64) % self._slot_count
@@ -123,8 +128,6 @@ class _IndexFile:
         numbers = np.arange(1, self.item_count + 1)
         falls = (previous >= 0) & (previous < numbers)
         falls &= (previous <= 0) | (slot_of[np.where(falls, previous, 0)] == slot_of[1:])
-        used = np.flatnonzero(slots)
-        heads = slots[used]
         inside = (heads > 0) & (heads <= self.item_count)
         begins = inside & (slot_of[np.where(inside, heads, 0)] == used)
         led_to = np.bincount(np.concatenate((previous[falls], heads[begins])), minlength=self.item_count + 1)[1:]

@@ -1,7 +1,8 @@
 """What `verify` says, and the piece of log that its parts hand on to each other."""
 
+import threading
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,17 @@ from stratalog.store.recovery import Damage
 CHUNK_RECORDS = 1 << 16
 LISTED_MAX = 1000
 """Problems that are kept with all they say; later ones are only counted."""
-REBUILD = "close the store, remove consumequeue/ and index/ and open it again: both are rebuilt from the log"
+REBUILD = "run `stratalog rebuild` while the store is closed: queues and index are built again from the log"
+Part = Literal["log", "queue", "index", "checkpoint", "config", "files"]
+PARTS: tuple[str, ...] = get_args(Part)
+_adding = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One finding: where (file and byte position in it), what should be there, what is, and what to do about it."""
 
-    part: Literal["log", "queue", "index"]
+    part: Part
     path: str
     position: int
     expected: str
@@ -59,9 +63,10 @@ class VerifyReport:
         return not self.problem_count
 
     def add(self, problem: Problem) -> None:
-        self.problem_count += 1
-        if len(self.problems) < LISTED_MAX:
-            self.problems.append(problem)
+        with _adding:  # queues and index are checked beside each other
+            self.problem_count += 1
+            if len(self.problems) < LISTED_MAX:
+                self.problems.append(problem)
 
     def in_damage(self, commit_log_offset: int) -> bool:
         """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""
