@@ -10,7 +10,7 @@ from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 
 import stratalog.kernels
-from stratalog.kernels.jit import CACHE_DIRECTORY
+from stratalog.kernels.jit import CACHE_DIRECTORY, Native
 from stratalog.kernels.warm import compile_all
 
 
@@ -34,6 +34,18 @@ def test_every_kernel_that_the_library_calls_is_compiled_by_the_call() -> None:
     missing = {name.rpartition(".")[2] for name, function in kernels().items() if not function.signatures}
     assert missing <= CALLED_BY_KERNELS_ONLY
     assert len(kernels()) > 10
+
+
+def test_every_native_function_is_compiled_by_the_call() -> None:
+    compile_all()
+    natives = [
+        value
+        for info in pkgutil.iter_modules(stratalog.kernels.__path__)
+        for value in vars(importlib.import_module(f"stratalog.kernels.{info.name}")).values()
+        if isinstance(value, Native)
+    ]
+    assert all(native.is_compiled for native in natives)
+    assert len(natives) >= 2
 
 
 def test_compiled_code_is_kept_under_a_digest_of_all_sources() -> None:

@@ -56,8 +56,8 @@ _BORN_TIMESTAMP, _BORN_HOST = HEAD.position("born_timestamp"), HEAD.position("bo
 _STORE_TIMESTAMP, _STORE_HOST = HEAD.position("store_timestamp"), HEAD.position("store_address")
 _RECONSUME_TIMES = HEAD.position("reconsume_times")
 _PREPARED = HEAD.position("prepared_transaction_offset")
-_BODY_SIZE, _BODY = HEAD.position("body_size"), HEAD.size
-_TOPIC_LENGTH_SIZE, _PROPERTIES_LENGTH_SIZE = TOPIC_LENGTH_V1.size, PROPERTIES_LENGTH.size
+_BODY_SIZE, BODY_POSITION = HEAD.position("body_size"), HEAD.size
+TOPIC_LENGTH_SIZE, PROPERTIES_LENGTH_SIZE = TOPIC_LENGTH_V1.size, PROPERTIES_LENGTH.size
 _FIXED_SIZE, _BLANK_SIZE, _HOST_SIZE = FIXED_SIZE_V1, BLANK.size, HOST_V4.size
 _SEPARATORS = 2
 assert _HOST_SIZE == 8, "hosts are copied as one i64"
@@ -106,7 +106,7 @@ def _write_properties(dst: int, columns: Int64Array, row: int) -> None:
 
 
 @part
-def _write_head(
+def write_head(
     dst: int, total_size: int, crc: int, queue_id: int, flag: int, queue_offset: int, commit_log_offset: int,
     born_timestamp: int, born_host: int, store_timestamp: int, store_host: int, body_size: int,
 ) -> None:  # fmt: skip
@@ -172,18 +172,18 @@ def encode_batch(
             return row - first, position - dst, _ROOM
         flag = load_le_i32(flags_address + 4 * row) if flags_address else 0
         born_timestamp = load_le_i64(born_address + 8 * row) if born_address else store_timestamp
-        _write_head(
+        write_head(
             position, total_size, body_crc(body_address + body, body_size), queues[queue, QUEUE_ID], flag,
             queues[queue, QUEUE_NEXT_OFFSET], base_offset + position - dst,
             born_timestamp, born_host, store_timestamp, store_host, body_size,
         )  # fmt: skip
         queues[queue, QUEUE_NEXT_OFFSET] += 1
-        copy(position + _BODY, body_address + body, body_size)
-        topic = position + _BODY + body_size
+        copy(position + BODY_POSITION, body_address + body, body_size)
+        topic = position + BODY_POSITION + body_size
         store_u8(topic, topic_size)
-        copy(topic + _TOPIC_LENGTH_SIZE, queues[queue, QUEUE_TOPIC_ADDRESS], topic_size)
-        properties = topic + _TOPIC_LENGTH_SIZE + topic_size
+        copy(topic + TOPIC_LENGTH_SIZE, queues[queue, QUEUE_TOPIC_ADDRESS], topic_size)
+        properties = topic + TOPIC_LENGTH_SIZE + topic_size
         store_i16(properties, properties_size)
-        _write_properties(properties + _PROPERTIES_LENGTH_SIZE, columns, row)
+        _write_properties(properties + PROPERTIES_LENGTH_SIZE, columns, row)
         position += total_size
     return count, position - dst, _DONE

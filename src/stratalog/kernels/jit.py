@@ -5,14 +5,18 @@ other modules and constants of the layouts, so a change there (an upgrade, a che
 use. Hence the cache directory carries a digest of every source that a kernel can draw from.
 """
 
+import ctypes
 import hashlib
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+from numba import types
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -71,3 +75,62 @@ def part(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     entries: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(Callable[_P, _R], numba.njit(**entries, **_OPTIONS)(function))
+
+
+HOLDS_THE_GIL = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether a `Native` may be bound: it counts on the interpreter's lock for being atomic."""
+
+_METHOD_FAST, _METHOD_KEYWORDS = 0x80, 0x02
+_native_lock = threading.Lock()
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's `PyMethodDef`."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class Native:
+    """A compiled function that CPython calls like its own builtins: 0.1 µs a call, and the GIL held throughout.
+
+    The function gets (self, args, number of positional args, names of the keyword args) as CPython's fastcall passes
+    them: addresses of objects, borrowed. It returns the address of a new reference, or 0 with an exception set; see
+    `stratalog.kernels.cpython` for what it may call. What `bind` gets becomes `self` and lives as long as the builtin.
+    Compiled at the first `bind`, cached on disk. Any thread may bind.
+    """
+
+    def __init__(self, function: Callable[[int, int, int, int], int]) -> None:
+        self.function = function
+        self._definition: _MethodDef | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._definition is not None
+
+    def bind(self, owner: object) -> Callable[..., Any]:
+        """The function as a builtin whose `self` is `owner`."""
+        if not HOLDS_THE_GIL:
+            raise NotImplementedError("needs a CPython with a global interpreter lock")
+        with _native_lock:
+            definition = self._definition = self._definition or self._compiled()
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        return cast(Callable[..., Any], make(ctypes.addressof(definition), owner, None))
+
+    def _compiled(self) -> _MethodDef:
+        kept = _config.CACHE_DIR
+        _config.CACHE_DIR = CACHE_DIRECTORY or kept
+        try:
+            code = numba.cfunc(types.int64(*[types.int64] * 4), cache=True, error_model="numpy")(self.function)
+        finally:
+            _config.CACHE_DIR = kept
+        name = self.function.__name__.encode()
+        definition = _MethodDef(name, code.address, _METHOD_FAST | _METHOD_KEYWORDS, None)
+        for needed in (definition, code):  # a builtin may outlive this module at the interpreter's end
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(needed))
+        return definition

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, StoreFailed
+from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMIT, LOG_WORDS, Words
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk, MappedFile, failed
@@ -34,11 +35,14 @@ class CommitLog:
     """The log's files and its two ends.
 
     `end_offset` is the byte behind the last whole record, `durable_offset` what is known to survive a power cut;
-    `first_offset ≤ durable_offset ≤ end_offset`. Appending needs `lock`; a record is in the file before `end_offset`
-    covers it, so readers need no lock. Every file but the last is full: it ends with a blank record.
+    `first_offset ≤ durable_offset ≤ end_offset`. A record is in the file before `end_offset` covers it, so readers
+    need no lock. Every file but the last is full: it ends with a blank record.
 
-    While the store accepts messages, `limit` is the highest position a record may end at (8 bytes stay for the blank);
-    afterwards it is -1, so that the test every put makes anyway leads to the reason.
+    Appending needs `lock`. The native put takes no lock: it runs under the GIL without a pause, and leaves the work to
+    the Python put whenever somebody holds the lock. Both work on `words`, where the log's end stands.
+
+    `limit` is the highest position a record may end at without `position_for` being asked: the middle of the file,
+    where the next file is begun; then its end (8 bytes stay for the blank); -1 when nothing may be put any more.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, file_size: int) -> None:
@@ -50,11 +54,29 @@ class CommitLog:
         self._failure: StoreFailed | None = None
         self._stopped: StoreFailed | None = None
         self.first_offset = 0
-        self.end_offset = 0
         self.durable_offset = 0
-        self.base = 0
         self.map: Any = None
-        self.limit = -1
+        self.words = Words(LOG_WORDS)
+        self._view = self.words.view
+        self._view[LOG_LIMIT] = -1
+
+    @property
+    def end_offset(self) -> int:
+        """The byte behind the last whole record."""
+        return self._view[LOG_END]
+
+    @end_offset.setter
+    def end_offset(self, offset: int) -> None:
+        self._view[LOG_END] = offset
+
+    @property
+    def base(self) -> int:
+        """Log offset of position 0 of the newest file."""
+        return self._view[LOG_BASE]
+
+    @property
+    def limit(self) -> int:
+        return self._view[LOG_LIMIT]
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -101,9 +123,11 @@ class CommitLog:
             self._append_to(self._files[-1])
 
     def _append_to(self, file: MappedFile) -> None:
-        self.base = int(file.path.name)
         self.map = file.map
-        self.limit = self.file_size - BLANK.size
+        self._view[LOG_ADDRESS], self._view[LOG_BASE] = file.address, int(file.path.name)
+        self._view[LOG_LIMIT] = self.file_size - BLANK.size
+        if self._failure or self._stopped:  # meanwhile, by another thread
+            self._view[LOG_LIMIT] = -1
 
     # -- appending (lock held) -----------------------------------------------------------------------------------
 
@@ -145,12 +169,12 @@ class CommitLog:
         """Wait for an append under way and refuse every later one; what is there can still be flushed."""
         with self.lock:
             self._stopped = reason
-            self.limit = -1
+            self._view[LOG_LIMIT] = -1
 
     def fail(self, reason: StoreFailed) -> None:
         """Refuse every later append."""
         self._failure = self._failure or reason
-        self.limit = -1
+        self._view[LOG_LIMIT] = -1
 
     @property
     def failure(self) -> StoreFailed | None:

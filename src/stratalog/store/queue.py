@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fastcrc import crc32 as _crc32
 
 from stratalog.errors import CorruptData, OffsetOutOfRange
+from stratalog.kernels import put as native_put
+from stratalog.kernels.jit import HOLDS_THE_GIL
+from stratalog.kernels.put_words import NEXT_OFFSET, QueueWords
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD_REST,
@@ -48,7 +51,6 @@ class Queue:
     def __init__(self, store: "MessageStore", topic: str, queue_id: int, next_offset: int) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.next_offset = next_offset
         self.store = store
         self._log = store.log
         self._sync = store.commit.wait if store.settings.flush == "sync" else None
@@ -66,11 +68,35 @@ class Queue:
         self.is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
+        self._words = QueueWords(
+            self._log.words, queue_id=queue_id, next_offset=next_offset, topic=name, host=self._born,
+            body_size_max=self._size_max, waits=self._sync is not None,
+        )  # fmt: skip
+        if self.is_plain and HOLDS_THE_GIL:
+            self._bind_native()
 
     def __repr__(self) -> str:
         return f"<Queue {self.topic}/{self.queue_id}>"
 
     # -- putting -------------------------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset of the next message put."""
+        return self._words.view[NEXT_OFFSET]
+
+    @next_offset.setter
+    def next_offset(self, offset: int) -> None:
+        self._words.view[NEXT_OFFSET] = offset
+
+    def _bind_native(self) -> None:
+        """Let compiled code stand before `put` and `put_raw`: it does what is plain, and calls them for the rest."""
+        self._words.set_objects(
+            clock=self._clock_ns, locked=self._log.lock.locked, receipt=Receipt, host=self.host, put=self.put,
+            put_raw=self.put_raw,
+        )  # fmt: skip
+        vars(self)["put"] = native_put.put.bind(self._words.owner)
+        vars(self)["put_raw"] = native_put.put_raw.bind(self._words.owner)
 
     def put(
         self,
