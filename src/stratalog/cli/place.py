@@ -11,6 +11,7 @@ from stratalog.cli.output import tell
 from stratalog.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from stratalog.config.settings import StoreSettings
     from stratalog.store.message_store import MessageStore
     from stratalog.tiered import TieredStore
 
@@ -33,14 +34,20 @@ def open_local(
     """Open a local store with the settings of the command line, those of a broker.conf, or what its files show."""
     warm_up()
     import stratalog
+
+    return stratalog.open(path, mode=mode, settings=settings_of(given, conf))
+
+
+def settings_of(given: Sequence[str] | None = None, conf: Path | None = None) -> "StoreSettings":
+    """The settings of the command line, or those of a broker.conf."""
     from stratalog.config.settings import StoreSettings
 
     settings = _settings(given)
-    if conf is not None:
-        if settings:
-            raise ConfigurationError("give --conf or --set, not both: put the setting into the file")
-        return stratalog.open(path, mode=mode, settings=StoreSettings.from_broker_conf(conf))
-    return stratalog.open(path, mode=mode, **settings)
+    if conf is None:
+        return StoreSettings.make(settings)
+    if settings:
+        raise ConfigurationError("give --conf or --set, not both: put the setting into the file")
+    return StoreSettings.from_broker_conf(conf)
 
 
 def open_place(path: str, *, tier: bool, given: Sequence[str] | None = None) -> "MessageStore | TieredStore":

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text
-from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
+from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text
+from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
+from stratalog.errors import StratalogError
 
 if TYPE_CHECKING:
     from stratalog.store.verify_report import VerifyReport
@@ -17,33 +18,45 @@ EXAMPLES = """
 stratalog verify data/store
 stratalog verify data/store --json | jq .problems"""
 
+DAMAGED, UNREADABLE = 1, 2
+"""Exit codes: a problem was found; the store could not be checked."""
+
 
 def verify(
     store: StoreArgument,
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many problems to print at most.")] = 20,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Files to look at at once; one per processor if not given.")
+    ] = None,
     conf: ConfOption = None,
     given: SettingsOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check every record, queue unit and index item of a store.
 
-    Body CRCs and the chains of the index are checked, too, and queues and index are compared with the log.
+    Body CRCs and the chains of the index are checked, too; queues and index are compared with the log, and every file
+    with the others. Nothing is changed, nothing is recovered first, and a broker may be running.
 
-    Nothing is changed, and a broker may be running. Exit code 1 when a problem was found.
+    Exit code 0: whole. 1: a problem was found. 2: the store cannot be read.
     """
+    warm_up()
     from stratalog.store.verify import verify as check
 
-    with open_local(store, given=given, conf=conf) as opened, Progress("verify") as progress:
-        begin = time.perf_counter()
-        report = check(opened, progress=progress)
-        seconds = time.perf_counter() - begin
+    begin = time.perf_counter()
+    try:
+        with Progress("verify") as progress:
+            report = check(store, settings=settings_of(given, conf), threads=threads, progress=progress)
+    except (StratalogError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(UNREADABLE) from None
+    seconds = time.perf_counter() - begin
     if as_json:
         show_json({"ok": report.ok, "seconds": round(seconds, 3)} | asdict(report))
     else:
         print(summary(report, seconds))
-        _list_problems(report, limit)
+        show_problems(report, limit)
     if not report.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(DAMAGED)
 
 
 def summary(report: "VerifyReport", seconds: float) -> str:
@@ -64,7 +77,8 @@ def summary(report: "VerifyReport", seconds: float) -> str:
     return pairs(rows)
 
 
-def _list_problems(report: "VerifyReport", limit: int) -> None:
+def show_problems(report: "VerifyReport", limit: int) -> None:
+    """Notes and problems, each with its place and what to do."""
     for note in report.notes:
         print(f"  note: {clean(note)}")
     for problem in report.problems[:limit]:
