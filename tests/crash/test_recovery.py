@@ -354,6 +354,23 @@ def test_a_checkpoint_of_another_time_costs_no_message(folder: Path) -> None:
             assert bodies(store) == expected(range(60))
 
 
+def test_keys_behind_the_last_full_index_file_are_found_though_an_opening_ended_after_removing_theirs(
+    folder: Path,
+) -> None:
+    """The checkpoint is newer than the full index files: the log from there on alone would not bring the keys back."""
+    store = open_tiny(folder / "running")
+    for number in range(55):
+        store.put("t", body_of(number), queue_id=number % 2, keys=[f"k{number}", "all"], tags="a")
+    store._flush_all()
+    crash_copy(store, folder / "store")
+    store.close()
+    assert len(index_files(folder / "store")) > 1
+    index_files(folder / "store")[-1].unlink()
+    with open_tiny(folder / "store") as store:
+        check(store)
+        assert len(store.query("t", key="all")) == 55
+
+
 @pytest.mark.parametrize("mode", ["w", "r"])
 def test_a_store_gives_back_every_descriptor_whatever_it_was_opened_on(mode: Any, folder: Path) -> None:
     """A disk cannot be unmounted while one is open, and a process has only so many."""

@@ -1,11 +1,15 @@
 """The rows of the table, in order."""
 
+from torture.calls import ended, errors, traced
 from torture.kills import kills
 from torture.power import disks, pages
 from torture.report import RowFunction
 
 ROWS: dict[str, tuple[str, RowFunction]] = {
     "kills": ("kill -9 while putting and opening", kills),
+    "ended": ("the process ends at the n-th system call", ended),
+    "traced": ("kill -9 at the n-th real call (strace)", traced),
+    "errors": ("EIO and ENOSPC at the n-th system call", errors),
     "pages": ("power cut, page by page", pages),
     "ext4": ("power cut on ext4 (shutdown ioctl)", disks("ext4")),
     "xfs": ("power cut on XFS (shutdown ioctl)", disks("xfs")),

@@ -183,7 +183,7 @@ class Index:
                 self.is_complete = False
                 break
             self.files.append(file)
-        self.is_complete = self.is_complete and bool(self.files)
+        self.is_complete = self.is_complete and bool(self.files) and clean  # an opening may have ended at removing
         if self.files:
             self.resume_offset = self.files[-1].end_commit_log_offset
             self.resume_key = self._keys_at_end()
