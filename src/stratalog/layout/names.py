@@ -15,6 +15,8 @@ CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
+SNAPSHOT = "queues.snapshot"
+"""Ours alone: RocketMQ leaves foreign files in the root alone."""
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"

@@ -1,79 +1,18 @@
 """One ConsumeQueue: 20-byte units that lead from a queue offset to the record in the log. Derived data."""
 
-import threading
-from collections import OrderedDict
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.layout.names import CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.queue import FILLER, FILLER_SIZE, UNIT
-from stratalog.store.disk import Disk, OpenFile, failed
+from stratalog.store.disk import Disk
+from stratalog.store.open_files import OpenFiles as OpenFiles
 
-
-class OpenFiles:
-    """A bounded cache of open queue files; the least recently used is closed. Any thread may use it."""
-
-    def __init__(self, disk: Disk, *, count_max: int = 128) -> None:
-        self._disk = disk
-        self._count_max = count_max
-        self._lock = threading.Lock()
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
-        self._dirty: set[Path] = set()
-
-    def _get(self, path: Path) -> OpenFile:
-        file = self._files.get(path)
-        if file is None:
-            file = self._files[path] = self._disk.open(path)
-            if len(self._files) > self._count_max:
-                oldest, evicted = self._files.popitem(last=False)
-                if oldest in self._dirty:
-                    self._dirty.discard(oldest)
-                    _sync(evicted)
-                evicted.close()
-        else:
-            self._files.move_to_end(path)
-        return file
-
-    def read(self, path: Path, position: int, size: int) -> bytes:
-        with self._lock:
-            return self._get(path).read(position, size)
-
-    def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
-        with self._lock:
-            self._get(path).write(position, data)
-            self._dirty.add(path)
-
-    def zero_from(self, path: Path, position: int) -> None:
-        with self._lock:
-            self._get(path).zero_from(position)
-            self._dirty.add(path)
-
-    def sync(self) -> None:
-        """Make every write so far durable. Raises `StoreFailed`: a failed flush is not tried again."""
-        with self._lock:
-            while self._dirty:
-                _sync(self._get(self._dirty.pop()))
-
-    def drop(self, path: Path) -> None:
-        """Forget a file that is about to be removed."""
-        with self._lock:
-            self._dirty.discard(path)
-            file = self._files.pop(path, None)
-            if file is not None:
-                file.close()
-
-    def close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
-
-
-def _sync(file: OpenFile) -> None:
-    try:
-        file.sync()
-    except OSError as error:
-        raise failed(f"flush of {file.path}", error) from error
+_LOOK_BACK = 256
+"""Units at the end of a file's data that are looked at together: more than a page of them."""
 
 
 class ConsumeQueue:
@@ -87,17 +26,30 @@ class ConsumeQueue:
     def __init__(self, root: Path, topic: str, queue_id: int, files: OpenFiles, disk: Disk, *, file_size: int) -> None:
         self.topic = topic
         self.queue_id = queue_id
-        self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
         self.file_size = file_size
+        self._root = root
         self._files = files
         self._disk = disk
         self._starts: list[int] = []
+        self._newest: tuple[int, tuple[int, int, int]] = -1, (0, 0, 0)
         self.end_offset = 0
         self.is_damaged = False
 
+    @cached_property
+    def directory(self) -> Path:
+        return self._root / CONSUME_QUEUE / self.topic / str(self.queue_id)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First byte of each file."""
+        return tuple(self._starts)
+
+    def restore(self, starts: list[int], end_offset: int, newest: tuple[int, int, int]) -> None:
+        """Take the state that `load` would find from one who knows it: files, end, and the unit before the end."""
+        self._starts, self.end_offset, self._newest = starts, end_offset, (end_offset, newest)
+
     def load(self) -> None:
         """Find the files and the end of the written units."""
-        self._disk.clear_unfinished(self.directory)
         for name, size in self._disk.files(self.directory).items():
             start = offset_of(name)
             if start is None:
@@ -126,20 +78,38 @@ class ConsumeQueue:
                 return
 
     def _find_end(self) -> int:
-        """Behind the last written unit: units are written without holes, so a bisection in the last file finds it."""
+        """Behind the last written unit of the last file that has any."""
         while self._starts:
             start = self._starts[-1]
-            low, high = 0, self.file_size // UNIT.size
-            while low < high:
-                middle = (low + high) // 2
-                if self._unit_in(start, middle)[1] > 0:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low or len(self._starts) == 1:
-                return start // UNIT.size + low
+            count = self._written_count(start)
+            if count or len(self._starts) == 1:
+                return start // UNIT.size + count
             self._remove_last_file()
         return 0
+
+    def _written_count(self, start: int) -> int:
+        """Units in a file: those before the end of its data, or (RocketMQ writes its files whole) by bisection, as
+        units are written without holes."""
+        file = self._disk.open(self._path(start))
+        try:
+            end = -(-min(file.data_end(), self.file_size) // UNIT.size)
+            first = max(0, end - _LOOK_BACK)
+            units = np.frombuffer(file.read(first * UNIT.size, (end - first) * UNIT.size), UNIT.dtype)
+            count = int(np.count_nonzero(units["size"] > 0))
+            if (count or not first) and np.all(units["size"][:count] > 0):
+                if count:
+                    self._newest = start // UNIT.size + first + count, UNIT.unpack(units[count - 1].tobytes())
+                return first + count
+        finally:
+            file.close()
+        low, high = 0, self.file_size // UNIT.size
+        while low < high:
+            middle = (low + high) // 2
+            if self._unit_in(start, middle)[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _unit_in(self, start: int, number: int) -> tuple[int, int, int]:
         data = self._files.read(self._path(start), number * UNIT.size, UNIT.size)
@@ -202,6 +172,15 @@ class ConsumeQueue:
             position += len(piece)
         self.end_offset = position // UNIT.size
 
+    def newest(self) -> tuple[int, int, int]:
+        """The unit before the end, filler or not; there must be one."""
+        end, unit = self._newest
+        if end != self.end_offset:
+            end = self.end_offset
+            unit = self.unit(end - 1)
+            self._newest = end, unit
+        return unit
+
     def skip_to(self, queue_offset: int, commit_log_offset: int) -> None:
         """Fill up to `queue_offset` with filler units: a new queue begins in the middle, or messages were lost.
 
@@ -216,8 +195,7 @@ class ConsumeQueue:
             self.append(filler * min(queue_offset - self.end_offset, 4096))
 
     def _create(self, start: int) -> None:
-        self._disk.make_directory(self.directory)
-        self._disk.create_sparse(self._path(start), self.file_size)
+        self._files.create(self._path(start), self.file_size)
         self._starts.append(start)
 
     def _remove_last_file(self) -> None:
@@ -231,6 +209,8 @@ class ConsumeQueue:
         A unit of zeros was lost in a crash: it counts as behind, as everything after it.
         """
         low, high = self.first_offset, self.end_offset
+        if low < high and self.newest()[0] < commit_log_offset and self.newest()[1]:
+            return high
         while low < high:
             middle = (low + high) // 2
             offset, size, _ = self.unit(middle)
@@ -251,11 +231,12 @@ class ConsumeQueue:
         if self._starts:
             self._files.zero_from(self._path(self._starts[-1]), position - self._starts[-1])
         self.end_offset = low if self._starts else 0
+        self._newest = -1, (0, 0, 0)
 
     def last_unit(self) -> tuple[int, int, int] | None:
         """The newest unit that is no filler, None when there is none."""
         if self.end_offset > self.first_offset:
-            unit = self.unit(self.end_offset - 1)
+            unit = self.newest()
             if unit[1] != FILLER_SIZE:
                 return unit
         return None

@@ -21,6 +21,9 @@ from stratalog.errors import DiskFull, StoreFailed, StoreLocked
 ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
 
+Stamp = tuple[int, int, int]
+"""Inode, size and change time (ns): what tells that a file or directory is still as it was."""
+
 FILE_MODE = 0o644
 UNFINISHED = ".tmp"
 """Ends the name of a file that does not count yet."""
@@ -140,12 +143,17 @@ class Disk:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory with its parents, durably."""
+        for parent in self.create_directory(path):
+            self.sync_directory(parent)
+
+    def create_directory(self, path: Path) -> list[Path]:
+        """Create a directory with its parents; returns the directories that have to be synced to keep it."""
         if path.is_dir():
-            return
-        self.make_directory(path.parent)
+            return []
+        changed = self.create_directory(path.parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, DIRECTORY_MODE)
-        self.sync_directory(path.parent)
+        return [*changed, path.parent]
 
     def allocate(self, path: Path, size: int) -> None:
         """Create a file whose blocks are all reserved, so that a store into its mapping cannot meet a full disk.
@@ -210,6 +218,19 @@ class Disk:
 
     def exists(self, path: Path) -> bool:
         return path.exists()
+
+    def stamp(self, path: str) -> Stamp:
+        """What changes with a file or directory; zeros when there is none."""
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return 0, 0, 0
+        return status.st_ino, status.st_size, status.st_ctime_ns
+
+    def touch(self, path: Path) -> Stamp:
+        """Set a file's times to now, by the file system's own clock."""
+        os.utime(path)
+        return self.stamp(str(path))
 
     def read(self, path: Path) -> bytes | None:
         """The whole file, None when it does not exist."""
@@ -305,7 +326,8 @@ class PrivateFile(OpenFile):
         return copy.map[position : position + size] if copy else super().read(position, size)
 
     def data_end(self) -> int:
-        return super().data_end() if self._fd >= 0 else self._copy().size
+        copy = self._changed.get(self.path)
+        return copy.size if copy else super().data_end()
 
     def write(self, position: int, data: bytes | memoryview) -> None:
         self._copy().map[position : position + len(data)] = bytes(data)

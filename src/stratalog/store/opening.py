@@ -39,7 +39,9 @@ def open_store(
         _check_directory(root, disk)
         settings = settings.with_sizes(
             commit_log=log_file_size(disk, root / names.COMMIT_LOG),
-            consume_queue=_queue_file_size(disk, root),
+            consume_queue=_queue_file_size(disk, root / names.CONSUME_QUEUE),
+            batch_consume_queue=_queue_file_size(disk, root / names.BATCH_CONSUME_QUEUE),
+            consume_queue_ext=_queue_file_size(disk, root / names.CONSUME_QUEUE_EXT),
             index_sizes=index_sizes(disk, root / names.INDEX),
         )
         store = MessageStore(root, settings, disk, clock_ns)
@@ -59,14 +61,14 @@ def _check_directory(root: Path, disk: Disk) -> None:
     content = disk.files(root).keys() | set(disk.directories(root))
     if disk.read_only:
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
-    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG}:
+    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG, names.SNAPSHOT}:
         raise NotAStore(f"{root} holds other files and no {names.COMMIT_LOG}/; give an empty or new directory")
 
 
-def _queue_file_size(disk: Disk, root: Path) -> int | None:
-    for topic in disk.directories(root / names.CONSUME_QUEUE):
-        for queue_id in disk.directories(root / names.CONSUME_QUEUE / topic):
-            for name, size in disk.files(root / names.CONSUME_QUEUE / topic / queue_id).items():
+def _queue_file_size(disk: Disk, directory: Path) -> int | None:
+    for topic in disk.directories(directory):
+        for queue_id in disk.directories(directory / topic):
+            for name, size in disk.files(directory / topic / queue_id).items():
                 if names.offset_of(name) is not None and size:
                     return size
     return None
