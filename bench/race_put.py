@@ -50,6 +50,23 @@ def line(path: str, target: float | None = None, *, size: float = 0, **more: Any
 # -- without waiting for the disk ------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _ours(bench: Bench) -> Iterator[MessageStore]:
+    """A new store whose log, queue and index have their first file."""
+    with bench.folder("race") as folder, stratalog.open(folder) as store:
+        store.put(TOPIC, b"first", keys="first")
+        store.dispatch()
+        yield store
+
+
+@contextmanager
+def _theirs(bench: Bench, rival: Rival) -> Iterator[None]:
+    """The same of RocketMQ's."""
+    with bench.folder("race") as folder, rival.store(folder):
+        rival.put_rate(1, 1, "keywords")
+        yield
+
+
 def _until_dispatched(store: MessageStore, count: int, put: Callable[[], object]) -> float:
     """Messages a second; the store's own thread dispatches meanwhile, what it has left is done here."""
     begin = time.perf_counter()
@@ -63,10 +80,9 @@ def _put_case(bench: Bench, rival: Rival, name: str, messages: Messages, aim: fl
     count, size = messages.count, messages.record_size
 
     def run() -> list[Sample]:
-        with bench.folder("race") as folder, rival.store(folder):
+        with _theirs(bench, rival):
             java = rival.put_rate(count, messages.body_size, "keywords")
-        with bench.folder("race") as folder, stratalog.open(folder) as store:
-            store.put(TOPIC, b"first")
+        with _ours(bench) as store:
             ours = _until_dispatched(store, count, lambda: _put_keywords(store, 0, messages))
             if name != "100 B":
                 return [Sample(ours, java)]
@@ -108,10 +124,9 @@ def _raw_case(bench: Bench, rival: Rival, messages: Messages) -> Case:
             put_one(body, properties)
 
     def run() -> list[Sample]:
-        with bench.folder("race") as folder, rival.store(folder):
+        with _theirs(bench, rival):
             java = rival.put_rate(messages.count, messages.body_size, "raw")
-        with bench.folder("race") as folder, stratalog.open(folder) as store:
-            store.put(TOPIC, b"first")
+        with _ours(bench) as store:
             ours = _until_dispatched(store, messages.count, lambda: put(store))
         return [Sample(ours, java)]
 
@@ -128,13 +143,11 @@ def _list_case(bench: Bench, rival: Rival, messages: Messages) -> Case:
             put_many(messages.bodies[first : first + _LIST_SIZE], messages.raw_properties[first : first + _LIST_SIZE])
 
     def run() -> list[Sample]:
-        with bench.folder("race") as folder, rival.store(folder):
+        with _theirs(bench, rival):
             java = rival.put_rate(messages.count, messages.body_size, "batch")
-        with bench.folder("race") as folder, stratalog.open(folder) as store:
-            store.put(TOPIC, b"first")
+        with _ours(bench) as store:
             lists = _until_dispatched(store, messages.count, lambda: put(store))
-        with bench.folder("race") as folder, stratalog.open(folder) as store:
-            store.put(TOPIC, b"first")
+        with _ours(bench) as store:
             arrow = _until_dispatched(store, messages.count, lambda: store.append(batch, topic=TOPIC))
         return [Sample(lists, java), Sample(arrow, java)]
 
