@@ -147,20 +147,21 @@ def decode_loose_json(text: str | bytes) -> Any:
     return _Reader(text).document()
 
 
-def encode_loose_json(value: Any, *, release: Release = "5.5") -> str:
+def encode_loose_json(value: Any, *, release: Release = "5.5", lines: bool = True) -> str:
     """Write JSON as a broker of that release does, byte for byte: tabs, no space after colons, no final line end.
 
     `value` is made of dict (in the order to write; `int` keys go without quotes; members that are None are left out),
     list, str, int, bool and None; anything else raises `TypeError`. 5.3 writes an array on one line, 5.5 an item a line
-    unless all are integers.
+    unless all are integers. Without `lines` everything is on one, as in `timermetrics`.
     """
     parts: list[str] = []
-    _write(parts, value, "\n", release)
+    _write(parts, value, "\n" if lines else "", release)
     return "".join(parts)
 
 
 def _write(parts: list[str], value: Any, line: str, release: Release) -> None:
-    """Append `value`; `line` is the line end with the indent of the line that `value` begins on."""
+    """Append `value`; `line` is the line end with the indent of the line that `value` begins on, or empty."""
+    deeper = line and line + "\t"
     if isinstance(value, str):
         parts.append(_quoted(value))
     elif value is None or isinstance(value, bool):
@@ -169,14 +170,12 @@ def _write(parts: list[str], value: Any, line: str, release: Release) -> None:
         parts.append(str(value))
     elif isinstance(value, list):
         flat = release == "5.3" or all(isinstance(item, int) for item in value)
-        _write_all(
-            parts, "[]", [("", item) for item in value], line, release, opened="" if flat else line + "\t", flat=flat
-        )
+        _write_all(parts, "[]", [("", item) for item in value], line, release, opened="" if flat else deeper, flat=flat)
     elif isinstance(value, dict):
         members = [(_key(key), item) for key, item in value.items() if item is not None]
         # fastjson 1 breaks no line between integer keys, only before the closing brace.
         tight = release == "5.3" and any(isinstance(key, int) for key in value)
-        _write_all(parts, "{}", members, line, release, opened="" if tight else line + "\t", flat=False)
+        _write_all(parts, "{}", members, line, release, opened="" if tight else deeper, flat=False)
     else:
         raise TypeError(f"a config file holds no {type(value).__name__}")
 
@@ -195,7 +194,7 @@ def _write_all(
     parts.append(marks[0])
     for number, (key, item) in enumerate(members):
         parts += ("," if number else "", opened, key)
-        _write(parts, item, line if flat else line + "\t", release)
+        _write(parts, item, line if flat else line and line + "\t", release)
     parts.append(marks[1] if flat or not members else line + marks[1])
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stratalog.config.settings import StoreSettings
@@ -15,6 +15,7 @@ from stratalog.layout import names
 from stratalog.layout.message import Host
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import ClockNs, Disk, failed
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
@@ -24,6 +25,7 @@ from stratalog.store.message import Message
 from stratalog.store.queue import Queue
 from stratalog.store.record_put import Receipt, check_queue
 from stratalog.store.recovery import Recovery, recover
+from stratalog.store.topics import QueueType, TopicConfig, Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +57,7 @@ class MessageStore:
         self._queues_lock = threading.Lock()
         self._futures: FutureCommit | None = None
         self._threads: list[Periodic] = []
+        self.topic_table = Topics(root, disk)
         self.log = CommitLog(root / names.COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
         self.commit = GroupCommit(self.log)
         self.index: Index | None = None
@@ -94,6 +97,8 @@ class MessageStore:
         if not self._disk.read_only:
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
         self.recovery = recover(self.log, self._dispatcher, self.index, checkpoint, clean=clean)
+        if self.topic_table.note:
+            self.recovery.notes.append(self.topic_table.note)
         if self._disk.read_only:
             self.log.fail(StoreFailed(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return
@@ -321,7 +326,32 @@ class MessageStore:
         return sorted(key for key, queue in list(self._dispatcher.queues.items()) if queue.end_offset)
 
     def topics(self) -> list[str]:
+        """Topics that have or had messages, whether `config/topics.json` names them or not."""
         return sorted({topic for topic, _ in self.queues()})
+
+    @property
+    def topic_configs(self) -> Mapping[str, TopicConfig]:
+        """What `config/topics.json` says of each topic it names. A topic needs no entry there to be put to or read."""
+        return MappingProxyType(self.topic_table.configs)
+
+    def create_topic(self, name: str, *, queues: int = 4, queue_type: QueueType = "SimpleCQ") -> TopicConfig:
+        """Write a topic into `config/topics.json`, so that a broker knows it too, or give one that is there that many
+        queues. Needed before the first put only for type BatchCQ.
+
+        Raises `IllegalMessage` for its name, `ConfigurationError` when the topic has another type, `CorruptData` while
+        the file cannot be read, `StoreFailed`, `DiskFull`.
+        """
+        if self._disk.read_only or self._closed:
+            raise StoreFailed(f"{self.root} is not open for writing; open it with mode='w' to create topics")
+        with self._queues_lock:
+            return self.topic_table.create(
+                name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
+                release=self.settings.compatibility,
+            )  # fmt: skip
+
+    def consumer_offsets(self) -> dict[tuple[str, str, int], int]:
+        """Next queue offset to consume by (group, topic, queue id), as a broker wrote it last. Raises `CorruptData`."""
+        return read_consumer_offsets(self.root / names.CONFIG, self._disk)
 
     def query(
         self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = HITS_MAX

@@ -67,6 +67,8 @@ class Recovery:
     rebuilt: bool = False
     """Queues or index were not as the clean stop had left them: all were derived again from the whole log."""
     quarantined: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What else the user should know: a config file whose copy was read, for example."""
 
 
 def recover(

@@ -1,0 +1,170 @@
+"""The topics of a store: `config/topics.json`, which says how many queues a topic has and of which type."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.layout import names
+from stratalog.layout.loosejson import Release
+from stratalog.store.config_files import TOPICS, read_config, write_config
+from stratalog.store.disk import Disk
+
+QueueType = Literal["SimpleCQ", "BatchCQ"]
+"""SimpleCQ: a unit a message (ConsumeQueue). BatchCQ: a unit a batch, which is one record (BatchConsumeQueue)."""
+
+_QUEUE_TYPE = "queue.type"
+_QUEUE_TYPES = ("SimpleCQ", "BatchCQ")
+_READ_WRITE = 6
+_QUEUE_COUNT_DEFAULT = 16
+_QUEUE_COUNT_MAX = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic (upstream: TopicConfig). `perm`: 1 inherit, 2 write, 4 read, 8 priority."""
+
+    name: str
+    queue_type: QueueType = "SimpleCQ"
+    read_queue_count: int = _QUEUE_COUNT_DEFAULT
+    write_queue_count: int = _QUEUE_COUNT_DEFAULT
+    perm: int = _READ_WRITE
+    is_ordered: bool = False
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    """1: unit, 2: unit subscription."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """`queue.type`, `cleanup.policy`, `message.type`, `reserve.time`; what is absent has its default."""
+
+
+class Topics:
+    """`topics.json` as it was when the store was opened, and as `create` changed it. One thread at a time may create.
+
+    When neither the file nor its copy can be read, `damage` says so and `configs` is empty: everything can be read then
+    and put to queues that are there, whose type their directory tells. `create` is refused, because it would write over
+    what may still be saved.
+    """
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._root = root
+        self._disk = disk
+        self._value: dict[str | int, Any] = {}
+        self.note: str | None = None
+        self.damage: CorruptData | None = None
+        self.configs: dict[str, TopicConfig] = {}
+        try:
+            config = read_config(root / names.CONFIG, TOPICS, disk)
+        except CorruptData as error:
+            self.note, self.damage = str(error), error
+        else:
+            self.note, self._value = config.note, config.value
+            self.configs = _configs_of(config.value)
+
+    def queue_type(self, topic: str) -> QueueType:
+        """The type of a topic's queues: as configured, else as its directory says, else SimpleCQ.
+
+        Raises `CorruptData` for a new topic while `topics.json` cannot be read: its type would be a guess.
+        """
+        config = self.configs.get(topic)
+        if config:
+            return config.queue_type
+        if self._has_queues(names.BATCH_CONSUME_QUEUE, topic):
+            return "BatchCQ"
+        if self.damage and not self._has_queues(names.CONSUME_QUEUE, topic):
+            raise self.damage
+        return "SimpleCQ"
+
+    def _has_queues(self, directory: str, topic: str) -> bool:
+        return bool(self._disk.directories(self._root / directory / topic))
+
+    def create(self, name: str, *, queues: int, queue_type: QueueType, now_ms: int, release: Release) -> TopicConfig:
+        """See `MessageStore.create_topic`."""
+        names.check_topic(name)
+        if type(queues) is not int or not 1 <= queues < _QUEUE_COUNT_MAX:
+            raise ConfigurationError(f"queues={queues!r}: give a whole number from 1")
+        if queue_type not in _QUEUE_TYPES:
+            raise ConfigurationError(f"queue_type={queue_type!r}: give 'SimpleCQ' or 'BatchCQ'")
+        if self.damage:
+            raise self.damage
+        self._check_type(name, queue_type)
+        known = self.configs.get(name)
+        if known and known.read_queue_count == known.write_queue_count == queues:
+            return known
+        entry = {**self._table().get(name, _entry_of(name, queue_type))}
+        entry["readQueueNums"] = entry["writeQueueNums"] = queues
+        value = {
+            **self._value,
+            "dataVersion": _next_version(self._value.get("dataVersion"), now_ms),
+            "topicConfigTable": {**self._table(), name: entry},
+        }
+        write_config(self._root / names.CONFIG, TOPICS, value, self._disk, release=release)
+        self._value = value
+        config = self.configs[name] = _config_of(name, entry)
+        return config
+
+    def _check_type(self, name: str, queue_type: QueueType) -> None:
+        known = self.configs.get(name)
+        there = known.queue_type if known else None
+        if there is None and self._has_queues(names.CONSUME_QUEUE, name):
+            there = "SimpleCQ"
+        if there is None and self._has_queues(names.BATCH_CONSUME_QUEUE, name):
+            there = "BatchCQ"
+        if there and there != queue_type:
+            raise ConfigurationError(f"topic {name!r} is of type {there}, which cannot change to {queue_type}")
+
+    def _table(self) -> dict[str, Any]:
+        table = self._value.get("topicConfigTable")
+        return table if isinstance(table, dict) else {}
+
+
+def _entry_of(name: str, queue_type: QueueType) -> dict[str, Any]:
+    """A new topic as RocketMQ writes it: members sorted by name."""
+    return {
+        "attributes": {_QUEUE_TYPE: queue_type} if queue_type != "SimpleCQ" else {},
+        "order": False,
+        "perm": _READ_WRITE,
+        "readQueueNums": _QUEUE_COUNT_DEFAULT,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": name,
+        "topicSysFlag": 0,
+        "writeQueueNums": _QUEUE_COUNT_DEFAULT,
+    }
+
+
+def _next_version(version: Any, now_ms: int) -> dict[str, int]:
+    """One change later (DataVersion.nextVersion)."""
+    known = version if isinstance(version, dict) else {}
+    return {
+        "counter": _integer(known.get("counter"), 0) + 1,
+        "stateVersion": _integer(known.get("stateVersion"), 0),
+        "timestamp": now_ms,
+    }
+
+
+def _configs_of(value: dict[str | int, Any]) -> dict[str, TopicConfig]:
+    table = value.get("topicConfigTable")
+    entries = table.items() if isinstance(table, dict) else ()
+    return {str(name): _config_of(str(name), entry) for name, entry in entries if isinstance(entry, dict)}
+
+
+def _config_of(name: str, entry: dict[str, Any]) -> TopicConfig:
+    """A topic as somebody wrote it: what is absent or of another kind has its default, as fastjson leaves it."""
+    given = entry.get("attributes")
+    attributes = {str(key): str(value) for key, value in (given.items() if isinstance(given, dict) else ())}
+    kind = attributes.get(_QUEUE_TYPE)
+    return TopicConfig(
+        name=name,
+        queue_type=cast(QueueType, kind) if kind in _QUEUE_TYPES else "SimpleCQ",
+        read_queue_count=_integer(entry.get("readQueueNums"), _QUEUE_COUNT_DEFAULT),
+        write_queue_count=_integer(entry.get("writeQueueNums"), _QUEUE_COUNT_DEFAULT),
+        perm=_integer(entry.get("perm"), _READ_WRITE),
+        is_ordered=entry.get("order") is True,
+        filter_type=str(entry.get("topicFilterType", "SINGLE_TAG")),
+        sys_flag=_integer(entry.get("topicSysFlag"), 0),
+        attributes=attributes,
+    )
+
+
+def _integer(value: Any, default: int) -> int:
+    return value if type(value) is int else default
