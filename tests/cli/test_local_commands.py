@@ -181,6 +181,15 @@ def test_inspect_maps_the_store(small_store: Path, call: Call) -> None:
     assert "commitlog/00000000000000000000" in text
 
 
+def test_inspect_says_that_a_cut_topics_file_was_read_from_its_copy(small_store: Path, call: Call) -> None:
+    (small_store / "config").mkdir()
+    (small_store / "config" / "topics.json").write_text('{"topicConfig')
+    (small_store / "config" / "topics.json.bak").write_text('{"topicConfigTable":{}}')
+    (shown,) = lines_of(call("inspect", small_store, "--json"))
+    assert "topics.json.bak was read" in str(shown["notes"])
+    assert "topics.json.bak was read" in call("inspect", small_store).stdout.replace("\n", "")
+
+
 def test_verify_finds_nothing_in_a_healthy_store(small_store: Path, call: Call) -> None:
     result = call("verify", small_store)
     assert result.exit_code == 0

@@ -71,6 +71,7 @@ def _store_map(store: "MessageStore") -> dict[str, Any]:
         },
         "index": {"items": sum(max(0, file.next_item - 1) for file in index.files) if index else 0},
         "damaged": [{"begin": damage.begin, "end": damage.end} for damage in store.recovery.quarantined],
+        "notes": store.recovery.notes,
         "queues": queues,
         "files": _local_files(store.root),
     }
@@ -178,6 +179,8 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     }
     if shown["damaged"]:
         heading["damaged"] = f"{len(shown['damaged'])} ranges of the log; stratalog verify tells more"
+    if shown.get("notes"):
+        heading["note"] = "; ".join(map(clean, shown["notes"]))
     if "lag" in shown:
         heading["lag"] = f"{shown['lag']:,} messages are not in {shown['tier']} yet"
     return heading
