@@ -106,9 +106,9 @@ class CommitLog:
             raise IndexError(commit_log_offset)
         return self._files[number], position
 
-    def end_at(self, end_offset: int) -> None:
+    def end_at(self, end_offset: int, *, is_zeroed: bool = False) -> None:
         """Recovery's verdict: the log ends here. Later files go, bytes behind the end are zeroed (old records must not
-        rise again), and appending may start."""
+        rise again) unless they are known to be, and appending may start."""
         keep = -(-(end_offset - self.first_offset) // self.file_size)
         for file in self._files[keep:]:
             file.close()
@@ -116,7 +116,7 @@ class CommitLog:
         del self._files[keep:]
         if self._files:
             tail = end_offset - self.first_offset - (keep - 1) * self.file_size
-            if not self._disk.read_only and _zero_behind(self._files[-1], tail):
+            if not (self._disk.read_only or is_zeroed) and _zero_behind(self._files[-1], tail):
                 self._files[-1].sync()
         self.end_offset = self.durable_offset = end_offset
         if self._files:

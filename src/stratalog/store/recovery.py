@@ -59,6 +59,8 @@ class Recovery:
     """What opening a store found and did. Offsets are log offsets in bytes."""
 
     clean: bool
+    untouched: bool = False
+    """The log was exactly as the clean stop had left it."""
     scanned_from: int = 0
     end_offset: int = 0
     record_count: int = 0
@@ -72,10 +74,12 @@ class Recovery:
 
 
 def recover(
-    log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool
-) -> Recovery:
+    log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
+    untouched: bool = False,
+) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
+    `untouched` says that nothing has been written to the log since the clean stop: nothing stands behind its end then.
     Raises `CorruptData` when a part of the log is not there.
     """
     last = max((unit for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=None)
@@ -92,7 +96,7 @@ def recover(
         start = _start_after_clean_stop(log, last[0] if last else -1)
     else:
         start = _start_after_crash(log, checkpoint)
-    report = Recovery(clean=clean, scanned_from=start)
+    report = Recovery(clean=clean, untouched=untouched, scanned_from=start)
     vouched_end = checkpoint.seal.log_end_offset if checkpoint.seal else 0
     report.end_offset = _scan(log, start, log.end_offset, vouched_end, report)
     if index:
@@ -104,7 +108,7 @@ def recover(
     begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
     if begin < start:  # damage there was found by an earlier opening, and is passed over again
         _scan(log, begin, start, 0, report)
-    log.end_at(report.end_offset)
+    log.end_at(report.end_offset, is_zeroed=report.untouched and report.end_offset == vouched_end)
     ends = {queue: queue.offset_of(report.end_offset) for queue in dispatcher.queues.values()}
     if intact and not any(damage.begin < vouched_end for damage in report.quarantined):
         start = report.end_offset if clean else max(start, vouched_end)  # a stop from here on breaks no seal
@@ -203,6 +207,8 @@ def _scan(log: CommitLog, start: int, stop: int, vouched_end: int, report: Recov
             end = offset
         if status == ScanStatus.FULL or offset >= stop:
             continue
+        if report.untouched and offset == vouched_end:
+            break
         if _closes_file(file, position):
             offset = end = base + file.size
             continue
