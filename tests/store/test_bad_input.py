@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import stratalog
 from store.conftest import OpenStore
 from store.model import LOG_FILE_SIZE, QUIET, SMALL, bodies, check, index_files, log_files, queue_files
 from stratalog.errors import ConfigurationError, CorruptData, IllegalMessage, NotAStore, StratalogError
-from stratalog.layout.message import PROPERTIES_SIZE_MAX
+from stratalog.layout.message import PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import encode_properties
 
 COUNT = 300
@@ -309,6 +310,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty unique key": ({"unique_key": ""}, "property 'UNIQ_KEY' is empty"),
     "tags twice": ({"tags": "a", "properties": {"TAGS": "b"}}, "TAGS"),
     "blank in a key of a list": ({"keys": ["a b"]}, "key 'a b' holds a blank"),
+    "empty key in a list": ({"keys": ["a", ""]}, "key ''"),
+    "no whole number as queue": ({"queue_id": "0"}, "queue id '0'"),
+    "truth as queue": ({"queue_id": True}, "queue id True"),
     "half a surrogate pair": ({"properties": {"p": "\ud800"}}, "surrogate"),
     "half a surrogate pair in a key": ({"keys": ["\udfff"]}, "surrogate"),
     "half a surrogate pair in a name": ({"properties": {"\ud800": "p"}}, "surrogate"),
@@ -353,6 +357,78 @@ def test_raw_properties_over_the_limit_are_refused(open_store: OpenStore) -> Non
         with pytest.raises(IllegalMessage, match="properties of 32,768"):
             put(b"x" * (PROPERTIES_SIZE_MAX + 1))
     assert queue.max_offset == 1
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "flag": {"flag": 1 << 31},
+    "sys_flag": {"sys_flag": 1 << 31},
+    "reconsume_times": {"reconsume_times": -(1 << 31) - 1},
+    "prepared_transaction_offset": {"prepared_transaction_offset": 1 << 63},
+    "born_timestamp": {"born_timestamp": 1 << 63},
+    "host 31": {"born_host": Host(b"123", 1)},
+    "port 65536": {"store_host": Host(b"1234", 65_536)},
+    "port -1": {"store_host": Host(b"1" * 16, -1)},
+}
+
+
+@pytest.mark.parametrize(("message", "fields"), FIELDS.items(), ids=FIELDS.keys())
+def test_a_field_that_does_not_fit_the_record_is_refused(message: str, fields: Any, open_store: OpenStore) -> None:
+    store = open_store()
+    with pytest.raises(IllegalMessage, match=message):
+        store.queue("t").put_record(b"x", **fields)
+    assert store.log.end_offset == 0
+
+
+def test_flags_and_times_of_a_list_that_do_not_fit_are_refused(open_store: OpenStore) -> None:
+    queue = open_store().queue("t")
+    for given in ({"flags": [0, 1 << 31]}, {"born_timestamp": 1 << 63}):
+        with pytest.raises(IllegalMessage, match="must fit"):
+            queue.put_many([b"a", b"b"], **given)
+    assert queue.max_offset == 0
+
+
+def test_properties_that_end_as_a_torn_record_does_are_refused(open_store: OpenStore) -> None:
+    store = open_store()
+    queue, text = store.queue("t"), b"a\x01b\x02\0"
+    rows = pa.record_batch({"body": [b"", b""], "properties": pa.array([b"", text])})
+    for put in (
+        lambda: queue.put_raw(b"", text),
+        lambda: queue.put_record(b"", text),
+        lambda: queue.put_many([b"", b""], [b"", text]),
+        lambda: queue.append(rows),
+    ):
+        with pytest.raises(IllegalMessage, match="zero byte"):
+            put()
+    assert store.log.end_offset == 0
+    store.put("t", b"", properties={"a": "\0"})
+
+
+def test_a_text_of_keys_is_split_at_blanks_and_a_list_is_joined(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put("t", b"text", keys="a  b")
+    store.put("t", b"list", keys=["b", "c"])
+    assert [message.keys for message in store.queue("t").read()] == [["a", "b"], ["b", "c"]]
+    assert [message.body for message in store.query("t", key="b")] == [b"text", b"list"]
+    with pytest.raises(IllegalMessage, match=r"column 'keys'.* empty"):
+        store.queue("t").append(pa.record_batch({"body": [b""], "keys": [["a", ""]]}))
+
+
+def test_a_key_of_ten_thousand_characters_is_stored_and_found(open_store: OpenStore) -> None:
+    store, key = open_store(), "k" * 10_240
+    store.put("t", b"x", keys=[key, "other"])
+    assert [message.keys for message in store.query("t", key=key)] == [[key, "other"]]
+    with pytest.raises(IllegalMessage, match="properties of 32,773 bytes: the limit is 32,767"):
+        store.put("t", b"", keys="k" * 32_767)
+
+
+def test_a_list_with_a_delay_for_all_is_refused_as_a_batch_of_rocketmq(open_store: OpenStore) -> None:
+    store = open_store()
+    with pytest.raises(IllegalMessage, match="DELAY is 3"):
+        store.put_many("t", [b"a", b"b"], encode_properties({"DELAY": "3"}))
+    assert store.log.end_offset == 0
+    for level in ("0", "-1"):
+        store.put_many("t", [b"a"], encode_properties({"DELAY": level}))
+    store.put_many("SCHEDULE_TOPIC_XXXX", [b"a"], encode_properties({"DELAY": "3"}), queue_id=2)
 
 
 def test_a_record_larger_than_a_log_file_is_refused(open_store: OpenStore) -> None:

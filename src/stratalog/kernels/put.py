@@ -209,7 +209,7 @@ def _joined_keys(queue: int, frame: int, keys: int) -> int:
     for number in range(list_size(keys)):
         address = _text(queue, frame, list_item(keys, number))
         size = load_le_i64(frame + _SIZE)
-        if address == 0 or end + size + 1 > joined + _JOINED_MAX:
+        if address == 0 or size == 0 or end + size + 1 > joined + _JOINED_MAX:
             return 0
         if number:
             store_u8(end, _BLANK)

@@ -205,6 +205,10 @@ def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
                 f"column 'properties' holds all properties already; drop it or the columns {', '.join(columns)}"
             )
         stored = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary())
+        if pc.any(pc.ends_with(stored, b"\0")).as_py():
+            raise IllegalMessage(
+                "column 'properties': properties end with 0x02, not with a zero byte; nothing was written"
+            )
         rows.add_property(b"", *_text(_RAW_PROPERTIES, _without_crcs(stored, closed=with_crc), pa.binary()))
     columns.pop(CRC32, None)  # of the records that the rows come from
     for name in property_order(list(columns)):
@@ -240,8 +244,9 @@ def _milliseconds(column: pa.Array) -> NDArray[np.int64]:
 def _joined_keys(column: pa.Array) -> pa.Array:
     """Lists of keys as the text that is stored: blanks between."""
     keys = _cast("keys", column.flatten(), pa.string())
-    if keys.null_count or pc.any(pc.match_substring(keys, KEY_SEPARATOR)).as_py():
-        raise IllegalMessage("column 'keys': a key in a list is null or holds a blank, which separates keys")
+    wrong = pc.or_(pc.match_substring(keys, KEY_SEPARATOR), pc.equal(pc.binary_length(keys), 0))
+    if keys.null_count or pc.any(wrong).as_py():
+        raise IllegalMessage("column 'keys': a key in a list is null, empty or holds a blank, which separates keys")
     return pc.binary_join(_cast("keys", column, pa.list_(pa.string())), KEY_SEPARATOR)
 
 

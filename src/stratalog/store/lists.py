@@ -28,9 +28,11 @@ from stratalog.kernels.queue_table import (
 )
 from stratalog.kernels.recordcrc import seal_records
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, V6_EXTRA, Host
+from stratalog.layout.names import SCHEDULE_TOPIC
+from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
-from stratalog.store.record_put import Receipt
+from stratalog.store.record_put import Receipt, check_born_timestamp, check_stored
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -142,7 +144,11 @@ def put_list(
     texts = [properties] * count if isinstance(properties, bytes) else properties
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
-    stored = b"".join(texts)
+    check_born_timestamp(born_timestamp)
+    if isinstance(properties, bytes):
+        _check_not_delayed(queue.topic, properties)
+    for text in texts if b"\0" in (stored := b"".join(texts)) else ():
+        check_stored(text)
     if store.settings.enabled_append_prop_crc:
         texts = [reserve_record_crc(without_record_crc(text)) for text in texts]
         stored = b"".join(texts)
@@ -154,6 +160,10 @@ def put_list(
         properties_offsets = array("i", accumulate(map(len, texts), initial=0))
     except OverflowError:
         raise IllegalMessage("a list of more than 2 GiB: put it in pieces; nothing was written") from None
+    try:
+        packed_flags = array("i", flags) if flags is not None else None
+    except OverflowError:
+        raise IllegalMessage("flags: each must fit 32 bits; nothing was written") from None
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
     if not count or not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece:
@@ -169,10 +179,17 @@ def put_list(
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
         return writer.write(
             store, joined, body_offsets, pa.py_buffer(stored), properties_offsets,
-            flags=array("i", flags) if flags is not None else None,
+            flags=packed_flags,
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,
         )  # fmt: skip
+
+
+def _check_not_delayed(topic: str, properties: bytes) -> None:
+    """A list with one text for all is RocketMQ's batch: it would be stored, and never delayed."""
+    level = find_property(properties, DELAY.encode())
+    if level and topic != SCHEDULE_TOPIC and level.strip("0") and not level.startswith("-"):
+        raise IllegalMessage(f"a list cannot be delayed (property DELAY is {level}): put the messages one by one")
 
 
 def _check_limits(store: "MessageStore", fixed_size: int, number: int, body_size: int, properties_size: int) -> None:

@@ -36,6 +36,8 @@ def joined_keys(keys: Sequence[str]) -> str:
     for key in keys:
         if KEY_SEPARATOR in key:
             raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
+        if not key:
+            raise IllegalMessage("key '' in a list: leave it out")
     return KEY_SEPARATOR.join(keys)
 
 

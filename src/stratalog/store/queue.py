@@ -142,7 +142,7 @@ class Queue:
 
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
         """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
-        if CRC_LEAD in properties:
+        if CRC_LEAD in properties or properties.endswith(b"\0"):
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         return self._append(body, properties, born_timestamp, wait)
 

@@ -3,8 +3,9 @@
 Here a put is checked for everything that RocketMQ takes and then loses or chokes on, before a byte is written.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -12,6 +13,7 @@ from stratalog.errors import IllegalMessage
 from stratalog.layout.message import (
     MAGIC_V1,
     MAGIC_V2,
+    PORT_MAX,
     PROPERTIES_SIZE_MAX,
     RECORD_SIZE_SLACK,
     TOPIC_CHARS_MAX_V1,
@@ -26,6 +28,10 @@ from stratalog.layout.sysflag import enters_queue
 if TYPE_CHECKING:
     from stratalog.store.commit_log import CommitLog
     from stratalog.store.queue import Queue
+
+
+_FIELD_BITS = {"flag": 32, "sys_flag": 32, "reconsume_times": 32, "prepared_transaction_offset": 64}
+_ADDRESS_SIZES = (4, 16)
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -92,13 +98,13 @@ def put_record(
 def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: RecordFields) -> Record:
     """The record to be placed: offsets and store time are still open. Raises `IllegalMessage`."""
     name, settings = queue.topic.encode(), queue.store.settings
+    check_stored(properties)
     properties = without_record_crc(properties)
     if settings.enabled_append_prop_crc:
         properties = reserve_record_crc(properties)
     if len(properties) > PROPERTIES_SIZE_MAX:
         raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
-    born_timestamp = fields.get("born_timestamp", 0)
-    check_born_timestamp(born_timestamp)
+    _check_fields(fields)
     record = Record(
         topic=name,
         body=bytes(body),
@@ -106,7 +112,7 @@ def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: Recor
         queue_id=queue.queue_id,
         flag=fields.get("flag", 0),
         sys_flag=fields.get("sys_flag", 0),
-        born_timestamp=born_timestamp,
+        born_timestamp=fields.get("born_timestamp", 0),
         born_host=fields.get("born_host") or queue.host,
         store_host=fields.get("store_host") or queue.host,
         reconsume_times=fields.get("reconsume_times", 0),
@@ -130,6 +136,27 @@ def make_room(log: "CommitLog", total: int) -> int:
     return log.position_for(total)
 
 
+def _check_fields(fields: RecordFields) -> None:
+    """Raise `IllegalMessage` unless each field fits the record."""
+    check_born_timestamp(fields.get("born_timestamp", 0))
+    numbers: Mapping[str, Any] = fields
+    for name, bits in _FIELD_BITS.items():
+        value = numbers.get(name, 0)
+        if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+            raise IllegalMessage(f"{name} {value}: it must fit {bits} bits; nothing was written")
+    for host in (fields.get("born_host"), fields.get("store_host")):
+        if host and not (len(host.address) in _ADDRESS_SIZES and 0 <= host.port <= PORT_MAX):
+            raise IllegalMessage(
+                f"host {host.address.hex()} port {host.port}: give 4 (IPv4) or 16 (IPv6) bytes, a port up to {PORT_MAX}"
+            )
+
+
+def check_stored(properties: bytes) -> None:
+    """Raise `IllegalMessage` for encoded properties whose last byte is 0: a crash leaves such records, torn."""
+    if properties.endswith(b"\0"):
+        raise IllegalMessage("the properties end with a zero byte: each ends with 0x02; nothing was written")
+
+
 def check_born_timestamp(born_timestamp: int) -> None:
     """Raise `IllegalMessage` unless the time fits its field."""
     if not -(1 << 63) <= born_timestamp < 1 << 63:
@@ -139,5 +166,5 @@ def check_born_timestamp(born_timestamp: int) -> None:
 def check_queue(topic: str, queue_id: int) -> None:
     """Raise `IllegalMessage` unless topic and queue id may be written."""
     check_topic(topic)
-    if not 0 <= queue_id < 1 << 31:
+    if isinstance(queue_id, bool) or not hasattr(queue_id, "__index__") or not 0 <= queue_id < 1 << 31:
         raise IllegalMessage(f"queue id {queue_id!r}: give a whole number from 0")
