@@ -201,12 +201,14 @@ class DamageJoin:
     """Joins what the files say into damages of the whole log. Give it the files in order.
 
     `take` returns the damages that end in this file. What is behind the last record of the last file is left over:
-    `open_begin` is then the log offset where nothing whole follows, None when the last file is closed.
+    `open_begin` is then the log offset where nothing whole follows, None when the last file is closed; `written_end`
+    the one behind the last byte there that is not zero, 0 when all are.
     """
 
     def __init__(self) -> None:
         self.open_begin: int | None = None
         self.open_reason = ""
+        self.written_end = 0
 
     def take(self, survey: FileSurvey) -> list[Damage]:
         damages = []
@@ -217,8 +219,10 @@ class DamageJoin:
                 self.open_begin, self.open_reason = survey.damages[0].begin, survey.damages[0].reason
         if self.open_begin is not None and first < survey.full_size:
             damages.append(Damage(self.open_begin, survey.base_offset + first, self.open_reason))
-            self.open_begin = None
+            self.open_begin, self.written_end = None, 0
         damages += [damage for damage in survey.damages if damage.begin > survey.base_offset]
         if self.open_begin is None and not survey.is_closed:
             self.open_begin, self.open_reason = survey.base_offset + survey.end, survey.reason
+        if survey.tail_size:
+            self.written_end = survey.base_offset + survey.end + survey.tail_size
         return damages

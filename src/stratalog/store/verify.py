@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore
-from stratalog.layout.names import ABORT, COMMIT_LOG
+from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.recovery import Damage
 from stratalog.store.survey import CUT, MISSING, DamageJoin, FileSurvey, sized, survey_log
-from stratalog.store.verify_files import check_checkpoint, check_files, log_files_size
+from stratalog.store.verify_files import check_checkpoint, check_files, log_files_size, was_closed
 from stratalog.store.verify_index import IndexCheck
 from stratalog.store.verify_queues import QueueCheck
 from stratalog.store.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, VerifyReport
@@ -69,7 +69,7 @@ def verify(
             raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
     disk = PrivateDisk()
     settings = sized(settings, root, disk)
-    report = VerifyReport(str(root), not disk.exists(root / ABORT))
+    report = VerifyReport(str(root), was_closed(root, disk))
     check_files(root, settings, disk, report)
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
@@ -129,7 +129,7 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chu
         last = survey
     if last:
         if join.open_begin is not None:
-            _end_of_log(report, last, join.open_begin)
+            _end_of_log(report, last, join.open_begin, join.written_end)
         last.close()
 
 
@@ -147,11 +147,11 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     )  # fmt: skip
 
 
-def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int) -> None:
+def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int, written_end: int) -> None:
     """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
     position = begin % last.full_size
     path = last.path.with_name(f"{begin - position:020d}")
-    report.torn_size = max(0, last.base_offset + last.end + last.tail_size - begin) if last.tail_size else 0
+    report.torn_size = max(0, written_end - begin)
     if report.torn_size and report.clean:
         report.add(
             Problem(

@@ -19,8 +19,15 @@ BACKUP = ".bak"
 JSON_SUFFIX = ".json"
 QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT)
 """Directories that hold one directory for each topic, in that one for each queue, in that data files."""
+UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
+"""What a repair writes into `abort` while it works on such a store."""
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 _CONFIG_STEP = "stratalog repair takes the backup; without one, restore the file or let the broker write it anew"
+
+
+def was_closed(root: Path, disk: Disk) -> bool:
+    """Whether the last stop was clean, though a repair may have been killed since."""
+    return disk.read(root / names.ABORT) in (None, UNDER_REPAIR)
 
 
 def log_files_size(root: Path, disk: Disk, file_size: int) -> int:

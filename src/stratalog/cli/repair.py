@@ -1,0 +1,188 @@
+"""`stratalog repair` and `stratalog rebuild`: mend a store; build its derived files again."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
+from stratalog.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from stratalog.store.rebuild import Rebuilt
+    from stratalog.store.repair_plan import RepairPlan
+
+REPAIR_EXAMPLES = """
+stratalog repair data/store                          # what is wrong and what would be done; changes nothing
+stratalog repair data/store --to data/mended --yes   # mend a copy
+stratalog repair data/store --in-place --yes"""
+REBUILD_EXAMPLES = """
+stratalog rebuild data/store --yes
+stratalog rebuild data/store --index --yes           # the index only"""
+
+_LISTED_MAX = 10
+_STILL_DAMAGED = 1
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only the plan is shown.")]
+
+
+def repair(
+    store: StoreArgument,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Mend a copy, in this new directory.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Mend the store itself.")] = False,
+    yes: YesFlag = False,
+    conf: ConfOption = None,
+    given: SettingsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Mend a damaged store so that stratalog and RocketMQ read every whole message.
+
+    Shows the plan first: what is wrong, what would be done, which messages are lost and which are saved. With --yes it
+    is carried out, in a copy (--to) or in place (--in-place), and the result is verified. Bytes that are overwritten
+    are kept in stratalog-quarantine/ of the mended store. A repair that was interrupted can be run again.
+
+    Exit code 0: whole, or mended. 1: there is something to repair (plan), or not all could be mended.
+    """
+    if to is not None and in_place:
+        raise typer.BadParameter("give --to or --in-place, not both")
+    if yes and to is None and not in_place:
+        raise typer.BadParameter("say where with --to DIR or --in-place")
+    warm_up()
+    from stratalog.store.repair import repair as mend
+    from stratalog.store.repair_plan import plan_repair
+
+    with Progress("look") as progress:
+        plan = plan_repair(store, settings=settings_of(given, conf), progress=progress)
+    if not yes:
+        show_json(_plan_json(plan)) if as_json else _show_plan(plan)
+        if plan.actions or plan.unmended:
+            raise typer.Exit(_STILL_DAMAGED)
+        return
+    if not as_json:
+        _show_plan(plan, acting=True)
+    begin = time.perf_counter()
+    report = mend(plan, to=to, step=lambda text: None if as_json else tell(f"… {text}"))
+    seconds = time.perf_counter() - begin
+    if as_json:
+        show_json(_plan_json(plan) | {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count})
+    else:
+        state = (
+            "whole" if report.ok else f"{counted(report.problem_count, 'problem')} left; stratalog verify lists them"
+        )
+        print(f"\n{to or store}: {state}; {report.record_count:,} records ({seconds_text(seconds)})")
+    if not report.ok or plan.unmended:
+        raise typer.Exit(_STILL_DAMAGED)
+
+
+def rebuild(
+    store: StoreArgument,
+    queues: Annotated[bool, typer.Option("--queues", help="Build the queues.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Build the index.")] = False,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Build the checkpoint.")] = False,
+    yes: YesFlag = False,
+    conf: ConfOption = None,
+    given: SettingsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Build queues, index and checkpoint again from the log.
+
+    They are built beside the old ones, which stay until all is done. The log is not changed. Names one or more of
+    --queues, --index and --checkpoint to build these only. The store must be closed.
+    """
+    warm_up()
+    from stratalog.store.rebuild import PARTS, Part
+    from stratalog.store.rebuild import rebuild as build
+
+    asked: dict[Part, bool] = {"queues": queues, "index": index, "checkpoint": checkpoint}
+    parts = [part for part in PARTS if asked[part]] or list(PARTS)
+    if not yes:
+        names = ", ".join(parts)
+        print(f"would build anew from the log: {names}\nadd --yes to do it; messages are not touched")
+        return
+    begin = time.perf_counter()
+    rebuilt = build(store, settings=settings_of(given, conf), parts=parts)
+    seconds = time.perf_counter() - begin
+    if as_json:
+        show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})
+        return
+    shown = {"built": ", ".join(rebuilt.parts), "log": f"{rebuilt.record_count:,} records"}
+    if "queues" in rebuilt.parts:
+        shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
+    if "index" in rebuilt.parts:
+        shown["index"] = f"{rebuilt.index_item_count:,} items"
+    print(pairs(shown | {"time": seconds_text(seconds)}))
+    if rebuilt.damages:
+        complain(f"{counted(len(rebuilt.damages), 'damaged range')} of the log stepped over: stratalog repair {store}")
+
+
+def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
+    return {
+        "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
+        "queues": rebuilt.queue_count, "units": rebuilt.unit_count, "indexItems": rebuilt.index_item_count,
+        "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],
+    }  # fmt: skip
+
+
+def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
+    from stratalog.store.repair import told
+
+    return {
+        "store": str(plan.root),
+        "problems": plan.report.problem_count,
+        "actions": [
+            {
+                "kind": action.kind, "path": action.path, "position": action.position, "size": action.size,
+                "reason": action.reason, "placeholders": len(action.lost), "does": told(action),
+            }
+            for action in plan.actions
+        ],
+        "kept": plan.whole_count,
+        "savedFromRocketMQ": plan.behind_count,
+        "lost": [{"topic": m.topic, "queueId": m.queue_id, "queueOffset": m.queue_offset} for m in plan.lost],
+        "cannotBeMended": plan.unmended,
+    }  # fmt: skip
+
+
+def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
+    from stratalog.store.repair import told
+
+    report = plan.report
+    size = sum(action.size for action in plan.actions if action.kind in ("cover", "cut", "drop"))
+    shown = {
+        "store": f"{clean(str(plan.root))}, {'closed properly' if report.clean else 'not closed properly'}",
+        "wrong": counted(report.problem_count, "problem") if report.problem_count else "nothing",
+        "kept": f"{plan.whole_count:,} whole records",
+    }
+    if plan.behind_count:
+        shown["saved"] = f"{plan.behind_count:,} of them stand behind damage: RocketMQ would drop them"
+    if size:
+        shown["set aside"] = f"{size_text(size)} that no message can be read from"
+    if plan.lost:
+        shown["lost"] = _lost_text(plan)
+    print(pairs(shown))
+    for fault in plan.unmended:
+        print(f"\ncannot be mended: {clean(fault)}")
+    if not plan.actions:
+        print("\nnothing to repair" + (" by this command" if report.problem_count else ""))
+        return
+    print("\nplan" if not acting else "\ndoing", flush=True)
+    for number, action in enumerate(plan.actions[:_LISTED_MAX], 1):
+        print(f"  {number}. {clean(told(action))}")
+    if len(plan.actions) > _LISTED_MAX:
+        print(f"  … and {len(plan.actions) - _LISTED_MAX:,} more (--json lists all)")
+    if not acting:
+        print("\nnothing was changed: add --to DIR --yes to mend a copy, or --in-place --yes")
+
+
+def _lost_text(plan: "RepairPlan") -> str:
+    """How many messages are lost, and of which queues."""
+    queues: dict[tuple[str, int], list[int]] = {}
+    for message in plan.lost:
+        queues.setdefault((message.topic, message.queue_id), []).append(message.queue_offset)
+    named = [
+        f"{clean(topic)}/{queue_id} at {numbers[0]:,}" + (f" to {numbers[-1]:,}" if len(numbers) > 1 else "")
+        for (topic, queue_id), numbers in sorted(queues.items())
+    ]
+    more = f" and {len(named) - 3:,} more queues" if len(named) > 3 else ""
+    return f"{counted(len(plan.lost), 'message')}: {', '.join(named[:3])}{more}"
