@@ -55,14 +55,16 @@ class NotAStore(StratalogError):
 class CorruptData(StratalogError):
     """Bytes that contradict their layout, with the place where they stand.
 
-    `path` is the file or object (empty for bytes in memory), `position` counts bytes from its start.
+    `path` is the file or object (empty for bytes in memory), `position` counts bytes from its start. Where reading a
+    queue came upon it, reading can go on at the queue offset `next_offset`; else that is -1.
     """
 
-    def __init__(self, message: str, *, path: str = "", position: int = -1) -> None:
+    def __init__(self, message: str, *, path: str = "", position: int = -1, next_offset: int = -1) -> None:
         place = f"{path} at byte {position}: " if path else (f"byte {position}: " if position >= 0 else "")
         super().__init__(place + message)
         self.path = path
         self.position = position
+        self.next_offset = next_offset
 
 
 class TierConflict(StratalogError):

@@ -14,7 +14,8 @@ from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMI
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk, MappedFile, failed
-from stratalog.store.message import Message, message_at
+from stratalog.store.message import Message
+from stratalog.store.reading import record_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +206,8 @@ class CommitLog:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def message(self, commit_log_offset: int, topic: str | None = None) -> Message:
-        """The message whose record starts there. Raises `CorruptData` when none can."""
-        try:
-            file, position = self.file_at(commit_log_offset)
-        except IndexError:
-            raise CorruptData(
-                f"log offset {commit_log_offset} is outside [{self.first_offset}, {self.end_offset})",
-                path=str(self.directory),
-                position=commit_log_offset,
-            ) from None
-        return message_at(file.map, position, topic)
+        """The message whose record starts there. Raises `CorruptData` when no whole one does."""
+        return record_at(self, commit_log_offset, topic)
 
     def window(self) -> LogWindow:
         files = tuple(self._files)

@@ -1,0 +1,163 @@
+"""Records to Python objects, as builtins: the units of a queue to a list of messages, one place of the log to one.
+
+What stands in a record is checked before it is taken (magic, lengths, place, body CRC), so nothing damaged is served:
+both stop at it and leave it to Python to say what is wrong. The GIL is held from the first to the last step, so nobody
+can unmap what is read; the caller bounds how long that takes.
+
+`bind` gets (class of the messages, None, b"replace"). The class is called with the fields in `_new_message`'s order.
+"""
+
+from stratalog.kernels.cpython import (
+    WORD,
+    add_to_list,
+    bytes_address,
+    bytes_size,
+    call_with,
+    integer_of,
+    keep,
+    let_go,
+    new_bytes,
+    new_integer,
+    new_text,
+    stack,
+    text_address,
+    tuple_item,
+)
+from stratalog.kernels.jit import Native, part
+from stratalog.kernels.memory import load_i32, load_i64, load_le_i64, load_u32, store_le_i64
+from stratalog.kernels.queue_table import same_bytes
+from stratalog.kernels.record import (
+    SYS_FLAG,
+    body_of,
+    born_extra,
+    hosts_extra,
+    properties_of,
+    store_timestamp_of,
+    topic_of,
+)
+from stratalog.kernels.scan import VERIFY, WHOLE, check_record
+from stratalog.layout.message import HEAD, HOST_V4
+from stratalog.layout.queue import UNIT
+
+_UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
+_TOTAL_SIZE, _BODY_CRC = HEAD.position("total_size"), HEAD.position("body_crc")
+_QUEUE_ID, _FLAG = HEAD.position("queue_id"), HEAD.position("flag")
+_QUEUE_OFFSET, _COMMIT_LOG_OFFSET = HEAD.position("queue_offset"), HEAD.position("commit_log_offset")
+_BORN_TIMESTAMP, _BORN_HOST = HEAD.position("born_timestamp"), HEAD.position("born_address")
+_STORE_HOST, _REST_SIZE = HEAD.position("store_address"), HEAD.position("body_size") - HEAD.position("store_address")
+_HOST_SIZE = HOST_V4.size
+
+_FIELDS = 14
+_CLASS, _NONE, _REPLACE = range(3)
+SCRATCH = _FIELDS * WORD
+"""A frame's first free byte behind the fields of a message."""
+
+
+@part
+def new_message(owner: int, frame: int, record: int, topic: int) -> int:
+    """A new message of a whole record, 0 when there is no memory; `topic` is its topic's str, borrowed, or 0 to make
+    one. The first SCRATCH bytes of the frame are used."""
+    sys_flag = load_i32(record + SYS_FLAG)
+    born, hosts = born_extra(sys_flag), hosts_extra(sys_flag)
+    body, body_size = body_of(record)
+    begin, end = properties_of(record)
+    if topic:
+        keep(topic)
+    else:
+        name, name_size = topic_of(record)
+        topic = new_text(name, name_size, bytes_address(tuple_item(owner, _REPLACE)))
+    store_le_i64(frame, topic)
+    store_le_i64(frame + WORD, new_integer(load_i32(record + _QUEUE_ID)))
+    store_le_i64(frame + 2 * WORD, new_integer(load_i64(record + _QUEUE_OFFSET)))
+    store_le_i64(frame + 3 * WORD, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
+    store_le_i64(frame + 4 * WORD, new_integer(load_i32(record + _TOTAL_SIZE)))
+    store_le_i64(frame + 5 * WORD, new_bytes(body, body_size))
+    store_le_i64(frame + 6 * WORD, new_bytes(begin, end - begin))
+    store_le_i64(frame + 7 * WORD, new_integer(load_i64(record + _BORN_TIMESTAMP)))
+    store_le_i64(frame + 8 * WORD, new_integer(store_timestamp_of(record)))
+    store_le_i64(frame + 9 * WORD, new_integer(load_i32(record + _FLAG)))
+    store_le_i64(frame + 10 * WORD, new_integer(sys_flag))
+    store_le_i64(frame + 11 * WORD, new_integer(load_u32(record + _BODY_CRC)))
+    store_le_i64(frame + 12 * WORD, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
+    store_le_i64(frame + 13 * WORD, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
+    complete = True
+    for field in range(_FIELDS):
+        complete = complete and load_le_i64(frame + WORD * field) != 0
+    message = call_with(tuple_item(owner, _CLASS), frame, _FIELDS, 0) if complete else 0
+    for field in range(_FIELDS):
+        let_go(load_le_i64(frame + WORD * field))
+    return message
+
+
+@part
+def is_of(record: int, topic: int, topic_size: int) -> bool:
+    """Whether the record has this topic."""
+    name, name_size = topic_of(record)
+    return name_size == topic_size and same_bytes(name, topic, topic_size)
+
+
+@part
+def _argument(args: int, number: int) -> int:
+    return integer_of(load_le_i64(args + WORD * number))
+
+
+def _read_units(self: int, args: int, count: int, names: int) -> int:
+    """`read_units(units, first, last, address, low, high, queue_offset, topic, size_max, out)`.
+
+    Adds the messages of the units `first` to `last - 1` to the list `out`, as long as they lie in the file that is
+    mapped at `address` and holds log offsets [low, high), and take no more than about `size_max` bytes. Returns the
+    number of the first unit that was not done. `queue_offset` is that of the first.
+    """
+    frame = stack()
+    units, topic, out = load_le_i64(args), load_le_i64(args + 7 * WORD), load_le_i64(args + 9 * WORD)
+    first, last, address = _argument(args, 1), _argument(args, 2), _argument(args, 3)
+    low, high, queue_offset, room = _argument(args, 4), _argument(args, 5), _argument(args, 6), _argument(args, 8)
+    last = min(last, bytes_size(units) // _UNIT_SIZE)
+    name = text_address(topic, frame)
+    name_size = load_le_i64(frame)
+    units = bytes_address(units)
+    if units == 0 or name == 0:
+        return 0
+    number = first
+    while number < last and room > 0:
+        unit = units + _UNIT_SIZE * number
+        offset, size = load_i64(unit + _UNIT_OFFSET), load_i32(unit + _UNIT_RECORD_SIZE)
+        if offset < low or size <= 0 or offset > high - size:
+            break
+        position = offset - low
+        if check_record(address, position, position + size, low, VERIFY) != WHOLE:
+            break
+        record = address + position
+        if load_i32(record + _TOTAL_SIZE) != size or load_i64(record + _QUEUE_OFFSET) != queue_offset + number - first:
+            break
+        if not is_of(record, name, name_size):
+            break
+        message = new_message(self, frame, record, topic)
+        failed = message == 0 or add_to_list(out, message) < 0
+        let_go(message)
+        if failed:
+            return 0
+        room -= size
+        number += 1
+    return new_integer(number)
+
+
+def _read_record(self: int, args: int, count: int, names: int) -> int:
+    """`read_record(address, position, end, base_offset, topic)`: the message whose record stands at a position of a
+    file that is mapped at `address` and begins at log offset `base_offset` (-1: any); None where no whole one stands.
+    `topic` is its topic if the caller knows it, else None."""
+    frame = stack()
+    address, position, end, base_offset = (
+        _argument(args, 0),
+        _argument(args, 1),
+        _argument(args, 2),
+        _argument(args, 3),
+    )
+    topic, none = load_le_i64(args + 4 * WORD), tuple_item(self, _NONE)
+    if check_record(address, position, end, base_offset, VERIFY) != WHOLE:
+        keep(none)
+        return none
+    return new_message(self, frame, address + position, 0 if topic == none else topic)
+
+
+read_units, read_record = Native(_read_units), Native(_read_record)
