@@ -31,7 +31,8 @@ class File:
         positions = np.array([record.commit_log_offset - base for record in records] or [0], np.int64)
         return put_keys(
             address_of(log), positions, first, len(records), base, address_of(self.data),
-            self.slot_count, self.item_capacity, self.header, with_tags, start_key,
+            address_of(self.data) + index.items_position(self.slot_count), self.slot_count, self.item_capacity,
+            self.header, with_tags, start_key,
         )  # fmt: skip
 
     def find(self, key_hash: int, begin: int, end: int, limit: int = 64) -> list[int]:
@@ -123,7 +124,7 @@ def test_the_golden_index_file_comes_out_byte_for_byte() -> None:
     for number, (record, start) in enumerate(zip(records, starts.tolist(), strict=True)):
         done = put_keys(
             address_of(log), np.array([start], np.int64), 0, 1, record.commit_log_offset - start,
-            address_of(file.data), 10, 5, file.header, True, 0,
+            address_of(file.data), address_of(file.data) + index.items_position(10), 10, 5, file.header, True, 0,
         )  # fmt: skip
         assert done == ((1, 0) if number < 4 else (0, 0))
     assert index.HEADER.pack(*file.header.tolist()).hex() == (

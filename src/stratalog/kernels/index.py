@@ -55,6 +55,7 @@ def key_hash_of(hash_code: int) -> int:
 @part
 def _put(
     index_address: int,
+    items_address: int,
     slot_count: int,
     header: Int64Array,
     hash_code: int,
@@ -69,7 +70,7 @@ def _put(
         previous = 0
     begin = header[HEADER_BEGIN_TIMESTAMP]
     seconds = (store_timestamp - begin) // _MS if begin > 0 else 0
-    item = index_address + _SLOTS + _SLOT_SIZE * slot_count + _ITEM_SIZE * number
+    item = items_address + _ITEM_SIZE * number
     store_i32(item + _KEY_HASH, key_hash)
     store_i64(item + _COMMIT_LOG_OFFSET, commit_log_offset)
     store_i32(item + _SECONDS, min(max(seconds, 0), _SECONDS_MAX))
@@ -92,6 +93,7 @@ def put_keys(
     count: int,
     base_offset: int,
     index_address: int,
+    items_address: int,
     slot_count: int,
     item_capacity: int,
     header: Int64Array,
@@ -100,8 +102,10 @@ def put_keys(
 ) -> tuple[int, int]:
     """Index the scanned records `first` to `count - 1` until the file is full.
 
-    A record's keys are UNIQ_KEY, the non-empty ones of KEYS and (`with_tags`, since 5.4) its tags, each as `topic#key`;
-    rolled back records have none, and records before the file's last one are passed over. `start_key` keys of record
+    Slots are found from `index_address`, where the file begins; item 0 would stand at `items_address`, so that items
+    may be gathered elsewhere before they are written. A record's keys are UNIQ_KEY, the non-empty ones of KEYS and
+    (`with_tags`, since 5.4) its tags, each as `topic#key`; rolled back records have none, and records before the file's
+    last one are passed over. `start_key` keys of record
     `first` stand in an older file already. Returns (record, key): `count` and 0 when all are in, else the record and
     the number of its keys that are, for going on in a new file. The header is changed in memory only.
     """
@@ -119,7 +123,15 @@ def put_keys(
             if key >= skipped:
                 if header[HEADER_NEXT_ITEM] >= item_capacity:
                     return i, key
-                _put(index_address, slot_count, header, java_hash(prefix, unique, unique_size), offset, timestamp)
+                _put(
+                    index_address,
+                    items_address,
+                    slot_count,
+                    header,
+                    java_hash(prefix, unique, unique_size),
+                    offset,
+                    timestamp,
+                )
             key += 1
         position = keys
         while position < keys + keys_size:
@@ -129,15 +141,64 @@ def put_keys(
                     if header[HEADER_NEXT_ITEM] >= item_capacity:
                         return i, key
                     hash_code = java_hash(prefix, position, stop - position)
-                    _put(index_address, slot_count, header, hash_code, offset, timestamp)
+                    _put(index_address, items_address, slot_count, header, hash_code, offset, timestamp)
                 key += 1
             position = stop + 1
         if with_tags and tags_size and key >= skipped:
             if header[HEADER_NEXT_ITEM] >= item_capacity:
                 return i, key
             tag_prefix = _TAG_PREFIX_FACTOR * prefix + _TAG_PREFIX_HASH
-            _put(index_address, slot_count, header, java_hash(tag_prefix, tags, tags_size), offset, timestamp)
+            _put(
+                index_address,
+                items_address,
+                slot_count,
+                header,
+                java_hash(tag_prefix, tags, tags_size),
+                offset,
+                timestamp,
+            )
     return count, 0
+
+
+@part
+def newest_item(index_address: int, slot_count: int, key_hash: int) -> int:
+    """Number of the newest item in a hash's slot; 0 (or nonsense, after a crash) when there is none."""
+    return load_i32(index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count))
+
+
+@part
+def next_match(
+    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int
+) -> int:
+    """The newest item from `number` on with this hash whose time (ms, cut to seconds) lies in [begin, end]; 0 for none.
+
+    Links are followed downwards from below `above` only, so that a walk ends in a file that a crash left
+    (IndexFile.selectPhyOffset).
+    """
+    while 0 < number < above:
+        item = items_address + _ITEM_SIZE * number
+        seconds = load_i32(item + _SECONDS)
+        timestamp = begin_timestamp + seconds * _MS
+        if seconds < 0:
+            return 0
+        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp <= end:
+            return number
+        if timestamp < begin:
+            return 0
+        above, number = number, load_i32(item + _PREVIOUS)
+    return 0
+
+
+@part
+def item_offset(items_address: int, number: int) -> int:
+    """Log offset of an item's record."""
+    return load_i64(items_address + _ITEM_SIZE * number + _COMMIT_LOG_OFFSET)
+
+
+@part
+def previous_item(items_address: int, number: int) -> int:
+    """The item before this one in its slot."""
+    return load_i32(items_address + _ITEM_SIZE * number + _PREVIOUS)
 
 
 @kernel
@@ -154,23 +215,17 @@ def find_items(
 ) -> int:
     """Log offsets of the items with this hash whose time (ms, cut to seconds) lies in [begin, end]; newest first.
 
-    `begin_timestamp` and `next_item` are the header's. Returns how many were found, at most `out.size`. Links of a file
-    that a crash left are followed downwards only, so a walk ends (IndexFile.selectPhyOffset).
+    `begin_timestamp` and `next_item` are the header's. Returns how many were found, at most `out.size`.
     """
     items = index_address + _SLOTS + _SLOT_SIZE * slot_count
-    number = load_i32(index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count))
-    above = min(next_item + 1, item_capacity)
+    above = min(next_item + 1, item_capacity) if next_item > 1 else 0
+    number = newest_item(index_address, slot_count, key_hash)
     found = 0
-    while 0 < number < above and found < out.size and next_item > 1:
-        item = items + _ITEM_SIZE * number
-        seconds = load_i32(item + _SECONDS)
-        timestamp = begin_timestamp + seconds * _MS
-        if seconds < 0:
+    while found < out.size:
+        number = next_match(items, number, above, begin_timestamp, key_hash, begin, end)
+        if number == 0:
             break
-        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp <= end:
-            out[found] = load_i64(item + _COMMIT_LOG_OFFSET)
-            found += 1
-        if timestamp < begin:
-            break
-        above, number = number, load_i32(item + _PREVIOUS)
+        out[found] = item_offset(items, number)
+        found += 1
+        above, number = number, previous_item(items, number)
     return found

@@ -17,6 +17,7 @@ from stratalog.kernels.encode import encode_batch, holds_separator
 from stratalog.kernels.gather import gather
 from stratalog.kernels.index import find_items, put_keys
 from stratalog.kernels.jit import CACHE_DIRECTORY, HOLDS_THE_GIL
+from stratalog.kernels.messages import read_record, read_units
 from stratalog.kernels.put import put, put_raw
 from stratalog.kernels.queue_table import QUEUE_FIELDS
 from stratalog.kernels.recordcrc import seal_records
@@ -75,7 +76,7 @@ def _index_nothing() -> None:
     bytes_, numbers, hashes = np.zeros(1024, np.uint8), np.zeros(4096, np.int64), np.zeros(KEYS_MAX + 1, np.int32)
     address = bytes_.ctypes.data
     header = np.zeros(len(index.HEADER.fields), np.int64)
-    put_keys(address, numbers, 0, 0, 0, address, 1, 1, header, True, 0)
+    put_keys(address, numbers, 0, 0, 0, address, address, 1, 1, header, True, 0)
     find_items(address, 1, 1, 0, 0, 0, 0, 0, numbers)
     assert tier.compacted_index_size(1, 0) <= bytes_.size
     compact_items(address, tier.COMPACTED_ITEM.size, 0, 1, numbers, address)
@@ -88,5 +89,5 @@ def _index_nothing() -> None:
 def _bind_natives() -> None:
     """What CPython calls like its own builtins."""
     if HOLDS_THE_GIL:
-        for native in (put, put_raw):
+        for native in (put, put_raw, read_units, read_record):
             native.bind(None)

@@ -65,6 +65,14 @@ class MappedFile:
         """The bytes as an array that borrows the mapping."""
         return self._view
 
+    def write(self, position: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
+        """Write bytes as a file is written, not through the mapping, which shows them at once: in bulk this is several
+        times as fast, since a store into a mapping costs a fault for each page."""
+        if self._fd >= 0:
+            OpenFile(self.path, self._fd).write(position, data.data)
+        else:
+            self._view[position : position + data.size] = data
+
     def sync(self) -> None:
         if self._released:
             self._fd = os.open(self.path, os.O_RDWR)

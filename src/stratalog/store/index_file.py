@@ -1,5 +1,6 @@
 """The key index: IndexFiles in order, filled by the dispatcher, asked by key and time. Derived data."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -25,6 +26,7 @@ from stratalog.layout.index import (
 from stratalog.layout.javahash import index_key_hash, string_hash
 from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
+from stratalog.store.index_bulk import BulkItems
 
 HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
@@ -156,6 +158,7 @@ class Index:
         self.resume_key = 0
         self.flushed_timestamp = 0
         self.is_complete = False
+        self._bulk: BulkItems | None = None
 
     def load(self, end_offset: int, *, clean: bool) -> None:
         """Map the files that know records below the log's end only. After an unclean stop just the full ones are kept:
@@ -225,7 +228,8 @@ class Index:
         header = np.array([0] * _NEXT_ITEM + [1], np.int64)
         scratch = np.zeros(file_size(1, 2), np.uint8)
         put_keys(
-            address, positions, 0, count, base_offset, scratch.ctypes.data, 1, 2, header, self.with_tags, 0,
+            address, positions, 0, count, base_offset, scratch.ctypes.data, scratch.ctypes.data + items_position(1),
+            1, 2, header, self.with_tags, 0,
         )  # fmt: skip
         return bool(header[_NEXT_ITEM] > 1)
 
@@ -260,17 +264,46 @@ class Index:
         key = self.resume_key if positions[first] + base_offset == self.resume_offset else 0
         while first < count:
             file = self.files[-1]
-            first, key = put_keys(
-                address, positions, first, count, base_offset, file.mapped.address, self.slot_count,
-                self.item_capacity, file.header, self.with_tags, key,
-            )  # fmt: skip
+            first, key = self._put(file, address, positions, first, count, base_offset, key)
             if first < count:
                 self.resume_offset, self.resume_key = int(positions[first]) + base_offset, key
+                self._leave_bulk()
                 file.store_header()
                 self.flushed_timestamp = file.end_timestamp
                 self._create()
         self.resume_offset = int(positions[count - 1]) + base_offset + 1
         self.resume_key = 0
+
+    def _put(
+        self, file: IndexFile, address: int, positions: NDArray[np.int64], first: int, count: int, base_offset: int,
+        key: int,
+    ) -> tuple[int, int]:  # fmt: skip
+        if self._bulk:
+            return self._bulk.put(file.mapped, file.header, address, positions, first, count, base_offset, key)
+        return put_keys(
+            address, positions, first, count, base_offset, file.mapped.address,
+            file.mapped.address + items_position(self.slot_count), self.slot_count, self.item_capacity, file.header,
+            self.with_tags, key,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def in_bulk(self) -> Iterator[None]:
+        """Within it, `put` is quicker for many records, and the index must not be read."""
+        self._bulk = BulkItems(
+            slot_count=self.slot_count, item_capacity=self.item_capacity, with_tags=self.with_tags
+        )  # fmt: skip
+        try:
+            yield
+        finally:
+            self._leave_bulk()
+            self._bulk = None
+
+    def _leave_bulk(self) -> None:
+        if self._bulk:
+            try:
+                self._bulk.leave()
+            except OSError as error:
+                raise failed(f"index files in {self.directory}", error) from error
 
     def _create(self) -> None:
         """Start a new file. In memory its header begins with the end of the one before, as upstream's does."""

@@ -194,7 +194,8 @@ class IndexCheck:
             header[HEADER_NEXT_ITEM] = 2  # item 1 would set the file's begin
             record, key = put_keys(
                 chunk.file.address, chunk.positions, record, len(chunk.positions), chunk.base_offset,
-                self._scratch.ctypes.data, 1, _SCRATCH_ITEMS, header, with_tags, key,
+                self._scratch.ctypes.data, self._scratch.ctypes.data + items_position(1), 1, _SCRATCH_ITEMS, header,
+                with_tags, key,
             )  # fmt: skip
             made = stored[2 : header[HEADER_NEXT_ITEM]]
             pieces.append([made[name].astype(np.int64) for name in ("commit_log_offset", "key_hash", "seconds")])
