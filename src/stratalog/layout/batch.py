@@ -8,7 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.message import BATCH_ENTRY, PROPERTIES_LENGTH, PROPERTIES_SIZE_MAX
+from stratalog.layout.message import BATCH_ENTRY, PROPERTIES_LENGTH, PROPERTIES_SIZE_MAX, Record
+from stratalog.layout.properties import find_property
+from stratalog.layout.queue import BATCH_SIZE_MAX
+from stratalog.layout.sysflag import SysFlag
+
+INNER_NUM = "INNER_NUM"
+"""How many messages an inner batch holds."""
+INNER_BASE = "INNER_BASE"
+"""Queue offset of its first one, which is the record's own; the store adds it."""
+INNER_FLAGS = int(SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +73,28 @@ def decode_batch_body(body: bytes | memoryview) -> list[BatchEntry]:
         entries.append(BatchEntry(bytes(view[body_start:body_end]), bytes(view[properties_start:end]), head.flag))
         position = end
     return entries
+
+
+def inner_count(properties: bytes) -> int:
+    """How many messages INNER_NUM promises. Raises `IllegalMessage` unless a queue unit can hold that number."""
+    text = find_property(properties, INNER_NUM.encode()) or ""
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= BATCH_SIZE_MAX):
+        raise IllegalMessage(f"{INNER_NUM}={text[:80]!r}: an inner batch holds 1 to {BATCH_SIZE_MAX:,} messages")
+    return int(text)
+
+
+def batch_size_of(record: Record) -> tuple[int, str]:
+    """How many queue offsets a stored record of a batch topic takes, and in words what contradicts itself in it.
+
+    A record in which flag, INNER_NUM and INNER_BASE do not agree counts as one message.
+    """
+    has_num = find_property(record.properties, INNER_NUM.encode()) is not None
+    if not record.sys_flag & SysFlag.INNER_BATCH:
+        return 1, f"{INNER_NUM} without the flag of an inner batch" if has_num else ""
+    base = find_property(record.properties, INNER_BASE.encode())
+    if base != str(record.queue_offset):
+        return 1, f"{INNER_BASE}={(base or '')[:80]!r} at queue offset {record.queue_offset:,}"
+    try:
+        return inner_count(record.properties), ""
+    except IllegalMessage as problem:
+        return 1, str(problem)

@@ -11,10 +11,12 @@ import re
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import FIXED_SIZE_V1, TOPIC_SIZE_MAX
 from stratalog.layout.names import LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, is_topic
-from stratalog.layout.properties import find_property
+from stratalog.layout.properties import NAME_END, find_property
 
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+LIGHT_LEAD = (MULTI_DISPATCH + NAME_END).encode()
+"""How the property stands in encoded properties."""
 LIGHT_QUEUE_ID = 0
 """A light queue is a topic with this one queue."""
 _SEPARATOR = ","
@@ -34,12 +36,17 @@ def allows_light(topic: str) -> bool:
     return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
 
 
+def is_light_name(topic: str) -> bool:
+    """Whether a light queue may be given this name; wider than topics, as RocketMQ's lite topics have `$` in it."""
+    return bool(_NAME.match(topic)) and len(topic) <= TOPIC_SIZE_MAX
+
+
 def light_names(text: str) -> list[str]:
     """The queues that an INNER_MULTI_DISPATCH names. Raises `IllegalMessage` for what RocketMQ stores and then cannot
     dispatch: a name that is no light queue's, one given twice, an empty one."""
     names = text.split(_SEPARATOR)
     for name in names:
-        if not _NAME.match(name) or len(name) > TOPIC_SIZE_MAX:
+        if not is_light_name(name):
             raise IllegalMessage(
                 f"{MULTI_DISPATCH} names {name[:300]!r}: give {LMQ_PREFIX} and up to 250 letters, digits or % | $ _ -, "
                 "with commas between; nothing was written"

@@ -21,6 +21,7 @@ from stratalog.kernels.queue_table import (
 from stratalog.kernels.recordcrc import seal_records
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
+from stratalog.layout.light import LIGHT_LEAD, MULTI_DISPATCH, is_light
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import (
     CRC32,
@@ -33,7 +34,9 @@ from stratalog.layout.properties import (
     VALUE_END,
 )
 from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.queue import Queue
+from stratalog.store.special_arrow import arrow_of
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -279,11 +282,16 @@ def read_arrow(
 ) -> pa.RecordBatch:
     """See `Queue.read_arrow`."""
     start = queue.start_of(first)
+    names = list(columns) if columns is not None else ARROW_SCHEMA.names
+    units = store.units_of(queue)
+    if isinstance(units, BatchQueue) or is_light(queue.topic):
+        return arrow_of(list(queue.read(start, count=count)), names, store.broker_name)
+    store.catch_up()
     window = store.log.window()
     return decode_arrow(
-        queue.units(start, count),
+        units.units(start, count),
         (window.addresses, window.first_offset, window.file_size),
-        list(columns) if columns is not None else ARROW_SCHEMA.names,
+        names,
         topic=queue.topic,
         broker_name=store.broker_name,
     )

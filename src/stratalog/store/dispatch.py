@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -11,22 +10,33 @@ from stratalog.kernels.dispatch import UnitStatus, build_units, insert_queue, sc
 from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
     QUEUE_ID,
-    QUEUE_IS_SCHEDULE,
+    QUEUE_KIND,
     QUEUE_NEXT_OFFSET,
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
+    QueueKind,
 )
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.batch import batch_size_of
+from stratalog.layout.javahash import string_hash
+from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
-from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms
+from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
+from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import UNIT
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.consume_queue import ConsumeQueue, OpenFiles
-from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
+from stratalog.store.queue_set import QueueSet, UnitQueue
 
 CHUNK_RECORDS = 1 << 16
+NOTES_MAX = 100
+_GAP_UNITS_MAX = 1 << 16
+_PASSED_OVER = 2**63 - 1
+"""Next offset of a queue that cannot be: kernels take its records for dispatched."""
 
 
 class QueueTable:
@@ -38,18 +48,18 @@ class QueueTable:
         self.count = 0
         self._names: list[np.ndarray[tuple[int], np.dtype[np.uint8]]] = []
 
-    def add(self, topic: str, queue_id: int, next_offset: int) -> int:
-        """Add a queue and return its row."""
+    def add(self, topic: str, queue_id: int, next_offset: int, *, kind: QueueKind | None = None) -> int:
+        """Add a queue and return its row. Unless a kind is given, no record of it needs more than a kernel does."""
         if self.count == len(self.rows):
             self.rows = np.vstack([self.rows, np.zeros_like(self.rows)])
-        name = np.frombuffer(topic.encode(), np.uint8)
+        name = np.frombuffer(topic.encode("utf-8", "surrogateescape"), np.uint8)
         self._names.append(name)
         row = self.rows[self.count]
         row[QUEUE_TOPIC_ADDRESS] = name.ctypes.data
         row[QUEUE_TOPIC_SIZE] = name.size
         row[QUEUE_ID] = queue_id
         row[QUEUE_NEXT_OFFSET] = next_offset
-        row[QUEUE_IS_SCHEDULE] = topic == SCHEDULE_TOPIC
+        row[QUEUE_KIND] = kind if kind is not None else QueueKind(topic == SCHEDULE_TOPIC)
         self.count += 1
         if 2 * self.count > self.table.size:
             self.table = np.zeros(2 * self.table.size, np.int32)
@@ -74,22 +84,25 @@ class Dispatcher:
     `dispatch(limit)` may be called from any thread; one at a time runs. The queues' `end_offset` grows as soon as their
     units are written. A record whose queue offset is ahead of its queue (messages between were lost) leaves filler
     units; one that is behind (indexed before) is passed over.
+
+    Kernels do this for all records but those that need more (`QueueKind`). What cannot be followed in a record stands
+    in `notes`, and never keeps those behind it from their queues.
     """
 
-    def __init__(
-        self, root: Path, log: CommitLog, index: Index | None, disk: Disk, *, queue_file_size: int, delay_levels: str
-    ) -> None:
-        self._root = root
+    def __init__(self, log: CommitLog, index: Index | None, queues: QueueSet, *, delay_levels: str) -> None:
         self._log = log
         self._index = index
-        self._disk = disk
-        self._queue_file_size = queue_file_size
+        self._set = queues
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._lock = threading.Lock()
         self._is_closed = False
-        self.files = OpenFiles(disk)
-        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._by_row: list[ConsumeQueue] = []
+        self.files = queues.files
+        self.queues = queues.by_name
+        self.queue = queues.get
+        self.restored = queues.restored
+        self.notes: list[str] = []
+        self._by_row: list[UnitQueue | None] = []
+        self._row_of: dict[tuple[str, int], int] = {}
         self._table = QueueTable()
         self.progress = DispatchProgress()
         self._positions = np.empty(CHUNK_RECORDS, np.int64)
@@ -98,22 +111,11 @@ class Dispatcher:
         self._sorted = np.empty_like(self._units)
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
 
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue's units; an empty queue has no files yet."""
-        queue = self.queues.get((topic, queue_id))
-        if queue is None:
-            queue = ConsumeQueue(self._root, topic, queue_id, self.files, self._disk, file_size=self._queue_file_size)
-            queue.load()
-            self.queues[topic, queue_id] = queue
-        return queue
-
     def start_at(self, commit_log_offset: int) -> None:
         """Begin at a record's start, with the queues as they stand."""
         self.progress.offset = commit_log_offset
         self._table = QueueTable()
-        self._by_row = []
-        for queue in self.queues.values():
-            self._register(queue)
+        self._by_row, self._row_of = [], {}
 
     def close(self) -> None:
         """Wait for a dispatch under way; later ones do nothing. The log's mappings may go then."""
@@ -129,9 +131,21 @@ class Dispatcher:
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
             return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
-    def _register(self, queue: ConsumeQueue) -> None:
-        self._table.add(queue.topic, queue.queue_id, queue.end_offset)
+    def _register(self, topic: str, queue_id: int) -> int:
+        """Add a queue to the table; one whose name cannot be a directory gets no units."""
+        queue, next_offset, kind = None, _PASSED_OVER, QueueKind.PLAIN
+        if is_topic(topic) and queue_id >= 0:
+            queue = self.queue(topic, queue_id)
+            next_offset, kind = queue.end_offset, self._set.kind_of(topic)
+        else:
+            self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
+        row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
+        return row
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(text)
 
     def dispatch(self, limit: int) -> None:
         """Follow the log up to `limit` (the end of a record). Bytes that are no record are skipped to the next file or
@@ -146,7 +160,7 @@ class Dispatcher:
                     self._dispatch_chunk(limit)
             except BaseException:
                 for row, queue in enumerate(self._by_row):  # what was not written is done again
-                    self._table.rows[row][QUEUE_NEXT_OFFSET] = queue.end_offset
+                    self._table.rows[row][QUEUE_NEXT_OFFSET] = queue.end_offset if queue else _PASSED_OVER
                 raise
 
     def skip(self, commit_log_offset: int) -> None:
@@ -177,7 +191,7 @@ class Dispatcher:
         edges = (starts * UNIT.size).tolist()
         units = self._sorted.data
         for row in np.flatnonzero(np.diff(starts)).tolist():
-            self._by_row[row].append(units[edges[row] : edges[row + 1]])
+            self._plain(row).append(units[edges[row] : edges[row + 1]])
         if self._index:
             self._index.put(file.address, self._positions, count, base)
         last = int(self._positions[count - 1])
@@ -187,27 +201,104 @@ class Dispatcher:
     def _build_units(self, file: MappedFile, count: int, base: int) -> None:
         done = 0
         while done < count:
-            done, status = build_units(
-                file.address, self._positions, done, count, base, self._table.rows, self._table.table, self._units,
+            done, status = self._step(file, done, count, base)
+            if status == UnitStatus.NEEDS_MORE:
+                self._take_special(file, done, base)
+                done += 1
+
+    def _step(self, file: MappedFile, first: int, count: int, base: int) -> tuple[int, UnitStatus]:
+        """Build units from record `first` on, up to `count` or to one that needs more than a kernel does."""
+        status = UnitStatus.UNKNOWN_QUEUE
+        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP):
+            first, found = build_units(
+                file.address, self._positions, first, count, base, self._table.rows, self._table.table, self._units,
                 self._rows, self._delays,
             )  # fmt: skip
+            status = UnitStatus(found)
             if status == UnitStatus.UNKNOWN_QUEUE:
-                record = self._record(file, done)
-                self._register(self.queue(record.topic.decode(), record.queue_id))
+                record = self._record(file, first)
+                self._register(_topic_of(record), record.queue_id)
             elif status == UnitStatus.GAP:
-                self._open_gap(file, done)
+                record = self._record(file, first)
+                if not self._open_gap(self._row(record), first, record, record.queue_offset):
+                    first += 1
+        return first, status
 
-    def _open_gap(self, file: MappedFile, number: int) -> None:
-        """The record's queue offset is ahead: write what this chunk has for the queue, then filler units up to it."""
+    def _take_special(self, file: MappedFile, number: int, base: int) -> None:
+        """A record of a batch topic, or one that stands in light queues beside its own."""
         record = self._record(file, number)
-        queue = self.queues[record.topic.decode(), record.queue_id]
-        row = self._by_row.index(queue)
-        mine = np.flatnonzero(self._rows[:number] == row)
-        queue.append(self._units.reshape(-1, UNIT.size)[mine].tobytes())
-        self._rows[mine] = -1
-        queue.skip_to(record.queue_offset, record.commit_log_offset)
-        self._table.rows[row][QUEUE_NEXT_OFFSET] = record.queue_offset
+        row = self._row(record)
+        queue = self._by_row[row]
+        if isinstance(queue, BatchQueue):
+            size, problem = batch_size_of(record)
+            if problem:
+                self._note(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
+            queue.append_record(record, _tags_code(record), size)
+            return
+        places, problems = light_places(record.properties, record.commit_log_offset)
+        for problem in problems:
+            self._note(f"log offset {record.commit_log_offset:,}: {problem}; its other queues have the message")
+        for place in places:
+            self._append_light(place, number, record)
+        kind = self._table.rows[row][QUEUE_KIND]
+        self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
+        try:
+            self._step(file, number, number + 1, base)
+        finally:
+            self._table.rows[row][QUEUE_KIND] = kind
+
+    def _append_light(self, place: Place, number: int, record: Record) -> None:
+        name, queue_offset = place
+        row = self._row_of.get((name, LIGHT_QUEUE_ID))
+        if row is None:
+            row = self._register(name, LIGHT_QUEUE_ID)
+        rows, queue = self._table.rows, self._plain(row)
+        if queue_offset < rows[row][QUEUE_NEXT_OFFSET]:
+            return
+        if self._open_gap(row, number, record, queue_offset):
+            queue.append(UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record)))
+            rows[row][QUEUE_NEXT_OFFSET] = queue_offset + 1
+
+    def _open_gap(self, row: int, number: int, record: Record, queue_offset: int) -> bool:
+        """Bring a queue up to an offset: write what this chunk has for it, then filler units for what was lost.
+
+        False, and nothing of that, for an offset so far ahead that no lost messages explain it.
+        """
+        queue = self._plain(row)
+        if self._table.rows[row][QUEUE_NEXT_OFFSET] > queue.end_offset:
+            mine = np.flatnonzero(self._rows[:number] == row)
+            queue.append(self._units.reshape(-1, UNIT.size)[mine].tobytes())
+            self._rows[mine] = -1
+        newest = queue.last_unit()
+        lost_size = record.commit_log_offset - (newest[0] if newest else 0)
+        if newest and queue_offset - queue.end_offset > max(_GAP_UNITS_MAX, lost_size // FIXED_SIZE_V1):
+            self._note(
+                f"log offset {record.commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
+                f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
+            )
+            return False
+        if queue_offset > queue.end_offset:
+            queue.skip_to(queue_offset, record.commit_log_offset)
+        self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
+        return True
+
+    def _row(self, record: Record) -> int:
+        return self._row_of[_topic_of(record), record.queue_id]
+
+    def _plain(self, row: int) -> ConsumeQueue:
+        queue = self._by_row[row]
+        assert isinstance(queue, ConsumeQueue), "batch queues and queues that cannot be have no plain units"
+        return queue
 
     def _record(self, file: MappedFile, number: int) -> Record:
         position = int(self._positions[number])
         return decode_record(file.view.data, position, verify=False)
+
+
+def _topic_of(record: Record) -> str:
+    """The topic; what is no text in it is kept, and makes a name that no directory can have."""
+    return record.topic.decode("utf-8", "surrogateescape")
+
+
+def _tags_code(record: Record) -> int:
+    return string_hash(find_property(record.properties, TAGS.encode()) or "")

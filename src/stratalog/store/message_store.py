@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, StoreFailed, StratalogError
 from stratalog.layout import names
+from stratalog.layout.light import is_light_name
 from stratalog.layout.message import Host
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
-from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import ClockNs, Disk, failed
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.message import Message
 from stratalog.store.queue import Queue
+from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.record_put import Receipt, check_queue
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.topics import QueueType, TopicConfig, Topics
@@ -66,9 +67,9 @@ class MessageStore:
                 root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
                 with_tags=settings.compatibility != "5.3", clock_ns=clock_ns,
             )  # fmt: skip
+        self.queue_set = QueueSet(root, self.log, disk, settings, self.topic_table.configs)
         self._dispatcher = Dispatcher(
-            root, self.log, self.index, disk, queue_file_size=settings.consume_queue_file_size,
-            delay_levels=settings.message_delay_level,
+            self.log, self.index, self.queue_set, delay_levels=settings.message_delay_level
         )  # fmt: skip
         self.recovery = Recovery(clean=True)
 
@@ -88,6 +89,7 @@ class MessageStore:
     def _load(self) -> None:
         clean = not self._disk.exists(self.root / names.ABORT)
         self.log.load()
+        self.queue_set.load()
         for topic in filter(names.is_topic, self._disk.directories(self.root / names.CONSUME_QUEUE)):
             for name in self._disk.directories(self.root / names.CONSUME_QUEUE / topic):
                 queue_id = names.queue_id_of(name)
@@ -97,6 +99,7 @@ class MessageStore:
         if not self._disk.read_only:
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
         self.recovery = recover(self.log, self._dispatcher, self.index, checkpoint, clean=clean)
+        self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
         if self._disk.read_only:
@@ -158,7 +161,7 @@ class MessageStore:
         """The queue, bound to this store; a new one appears on disk with its first message."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            if (topic, queue_id) not in self._dispatcher.queues:
+            if (topic, queue_id) not in self._dispatcher.queues and not is_light_name(topic):
                 check_queue(topic, queue_id)
             with self._queues_lock:
                 queue = self._queues.get((topic, queue_id))
@@ -251,6 +254,12 @@ class MessageStore:
         """Log offset below which every message survives a power cut."""
         return self.log.durable_offset
 
+    @property
+    def dispatch_lag(self) -> int:
+        """Bytes of the log that stand in no queue and no index yet. Every half second, and by each read, it goes to 0
+        (under sync flush: to what is not durable)."""
+        return max(0, self.log.end_offset - self._dispatcher.progress.offset)
+
     def _flush_log(self) -> None:
         if self.log.durable_offset < self.log.end_offset:
             self.commit.wait(self.log.end_offset)
@@ -316,7 +325,7 @@ class MessageStore:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def units_of(self, queue: Queue) -> ConsumeQueue:
+    def units_of(self, queue: Queue) -> UnitQueue:
         """The units behind a queue."""
         return self._dispatcher.queue(queue.topic, queue.queue_id)
 

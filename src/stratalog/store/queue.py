@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
 
-from stratalog.errors import CorruptData, OffsetOutOfRange
+from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_words import NEXT_OFFSET, QueueWords
+from stratalog.kernels.queue_table import QueueKind
+from stratalog.layout.light import LIGHT_LEAD, is_light
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD_REST,
@@ -25,9 +28,13 @@ from stratalog.layout.message import (
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.recordcrc import CRC_LEAD
+from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.message import Message, message_at
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
 from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
+from stratalog.store.special_put import put_batch
+from stratalog.store.special_read import batch_messages, light_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +72,11 @@ class Queue:
         self.list_writer: Any = None
         self.is_batchable = bool(self._name) and not self.host.is_v6
         """Whether the kernels write its records: V1, IPv4."""
-        self.is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
+        is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
+        self.kind = store.queue_set.kind_of(topic)
+        self.is_plain = is_plain and self.kind <= QueueKind.SCHEDULE
+        self._light_lead = LIGHT_LEAD if is_plain and self.kind == QueueKind.LIGHT and not is_light(topic) else b""
+        """Messages without this property are plain though the topic's may stand in light queues."""
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
         self._words = QueueWords(
@@ -151,7 +162,8 @@ class Queue:
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
-        if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not self.is_plain:
+        is_plain = self.is_plain or (self._light_lead and self._light_lead not in properties)
+        if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         if born_timestamp:
             check_born_timestamp(born_timestamp)
@@ -212,6 +224,27 @@ class Queue:
             self._sync(receipts[-1].end_offset)
         return receipts
 
+    def put_batch(
+        self,
+        bodies: Sequence[bytes],
+        properties: bytes | Sequence[bytes] = b"",
+        *,
+        unique_key: str,
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        flags: Sequence[int] | None = None,
+        wait: bool = True,
+        **fields: Unpack[RecordFields],
+    ) -> Receipt:
+        """Append several messages as one record (an inner batch); the topic must be of type BatchCQ.
+
+        `properties` are the members' own, encoded, one for all or one each; `unique_key`, `tags` and `keys` are the
+        batch's, which is what the index and its queue unit know. Members take consecutive offsets from the receipt's.
+        """
+        shared = {UNIQUE_KEY: unique_key, TAGS: tags, KEYS: joined_keys(keys) if keys else None}
+        given = {name: value for name, value in shared.items() if value is not None}
+        return put_batch(self, bodies, properties, flags, given, wait=wait, **fields)
+
     def append(self, batch: "pa.RecordBatch | pa.Table") -> range:
         """Append the rows of an Arrow batch to this queue and return their queue offsets. See `MessageStore.append`."""
         offsets = self.store.append(batch, topic=self.topic, queue_id=self.queue_id)
@@ -232,9 +265,22 @@ class Queue:
         return self.store.units_of(self).min_offset(self._log.first_offset)
 
     def units(self, first: int, count: int) -> bytes:
-        """Raw 20-byte ConsumeQueue units [first, first + count), cut at `max_offset`."""
+        """20-byte ConsumeQueue units [first, first + count), cut at `max_offset`; tags codes are looked up where a unit
+        points to its extension. Raises `ConfigurationError` for a batch topic, which has no such units.
+        """
         self.store.catch_up()
-        return self.store.units_of(self).units(first, count)
+        units = self.store.units_of(self)
+        if isinstance(units, BatchQueue):
+            raise ConfigurationError(f"{self.topic} is a batch topic: its queues have no such units; use read")
+        return units.resolved(first, count) if isinstance(units, ExtendedQueue) else units.units(first, count)
+
+    def extension(self, queue_offset: int) -> Extension | None:
+        """What the message's unit points to (ConsumeQueueExt), None for a unit that holds its tags code itself.
+
+        Raises `CorruptData` when there is nothing where it points.
+        """
+        units = self.store.units_of(self)
+        return units.extension(units.unit(queue_offset)[2]) if isinstance(units, ExtendedQueue) else None
 
     def read(self, first: int | None = None, *, count: int | None = None, follow: bool = False) -> Iterator[Message]:
         """Messages from queue offset `first` (default: the oldest) on, at most `count`.
@@ -256,15 +302,21 @@ class Queue:
         return start
 
     def _messages(self, start: int, left: int, follow: bool) -> Iterator[Message]:
+        known = self.store.units_of(self)
+        if isinstance(known, BatchQueue):
+            yield from batch_messages(self, known, start, left, follow)
+            return
+        decode = partial(light_messages, self) if is_light(self.topic) else self._decode
         while left > 0:
-            units = self.units(start, min(left, _READ_CHUNK_UNITS))
+            self.store.catch_up()
+            units = known.units(start, min(left, _READ_CHUNK_UNITS))
             if not units:
                 if not follow:
                     return
                 time.sleep(_FOLLOW_PAUSE_S)
                 continue
             try:
-                yield from self._decode(units, start)
+                yield from decode(units, start)
             except ValueError:  # a mapping was closed under us
                 self.store.catch_up()
                 raise
@@ -284,16 +336,17 @@ class Queue:
                 try:
                     file, position = log.file_at(commit_log_offset)
                 except IndexError:
-                    raise self._not_there(start, commit_log_offset) from None
+                    raise self.not_there(start, commit_log_offset) from None
                 mapping, low = file.map, commit_log_offset - position
                 high = low + file.size
             message = decode(mapping, commit_log_offset - low, topic)
             if message.queue_offset != start or message.commit_log_offset != commit_log_offset:
-                raise self._not_there(start, commit_log_offset)
+                raise self.not_there(start, commit_log_offset)
             yield message
             start += 1
 
-    def _not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
+    def not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
+        """The error of a unit that leads to no record of its queue."""
         return CorruptData(
             f"queue {self.topic}/{self.queue_id} offset {queue_offset} points to a record that is not there; "
             "run `stratalog verify`, then rebuild the queue from the log",

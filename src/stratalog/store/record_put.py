@@ -24,6 +24,7 @@ from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.names import check_topic
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
+from stratalog.store.special_put import special_of
 
 if TYPE_CHECKING:
     from stratalog.store.commit_log import CommitLog
@@ -74,21 +75,27 @@ def put_record(
     V2 is written where the topic needs it, IPv6 where a host is one. Raises what `Queue.put` raises.
     """
     record = checked_record(queue, body, properties, fields)
+    special = special_of(queue, record)
     queued = enters_queue(record.sys_flag)
-    total = record.total_size
     log, settings = queue.store.log, queue.store.settings
     with log.lock:
+        queue_offset = queue.next_offset if queued else 0
+        record = replace(record, queue_offset=queue_offset)
+        if special:
+            record = special.complete(record)
+        total = record.total_size
         position = make_room(log, total)
         start = log.end_offset
         now = queue.store.clock_ns() // 1_000_000
-        queue_offset = queue.next_offset if queued else 0
         placed = replace(
-            record, queue_offset=queue_offset, commit_log_offset=start,
-            born_timestamp=record.born_timestamp or now, store_timestamp=now,
-        )  # fmt: skip
+            record, commit_log_offset=start, born_timestamp=record.born_timestamp or now, store_timestamp=now
+        )
         data = placed.encode()
         log.map[position : position + total] = seal_record_crc(data) if settings.enabled_append_prop_crc else data
-        queue.next_offset += queued
+        if queued and special:
+            special.advance()
+        else:
+            queue.next_offset += queued
         log.end_offset = start + total
     if wait and settings.flush == "sync":
         queue.store.commit.wait(start + total)

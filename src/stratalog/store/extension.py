@@ -1,0 +1,212 @@
+"""ConsumeQueueExt: what a unit's tags code points to when it is an address (RocketMQ's `enableConsumeQueueExt`).
+
+An extension unit holds the tags code itself, the store time, and the bits by which a broker knows which SQL
+subscriptions a message matches. Those bits come from the broker's subscriptions, not from the log: a queue that is
+rebuilt has none, as at a broker without such filters.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.layout.names import CONSUME_QUEUE_EXT
+from stratalog.layout.queue import (
+    EXTENSION_ADDRESS_BASE,
+    EXTENSION_ADDRESS_MAX,
+    EXTENSION_END,
+    EXTENSION_END_MARK,
+    EXTENSION_END_SPACE,
+    EXTENSION_SIZE_MAX,
+    EXTENSION_UNIT,
+    FILLER_SIZE,
+    UNIT,
+    extension_position,
+    is_extension_address,
+)
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import Disk
+from stratalog.store.open_files import OpenFiles
+from stratalog.store.queue_files import QueueFiles
+
+_SIZE = EXTENSION_UNIT.size
+_LOOK_BACK_UNITS = 1 << 16
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What an extension unit holds. `bitmap` is None when the broker kept no filter bits."""
+
+    tags_code: int
+    store_timestamp: int
+    bitmap: bytes | None
+
+    @property
+    def size(self) -> int:
+        return _SIZE + len(self.bitmap or b"")
+
+
+class ExtensionFiles:
+    """The extension units of one queue, one behind the other; `end` is the position behind the last one."""
+
+    def __init__(self, root: Path, topic: str, queue_id: int, files: OpenFiles, disk: Disk, *, file_size: int) -> None:
+        self._files = QueueFiles(
+            root / CONSUME_QUEUE_EXT / topic / str(queue_id), files, disk, file_size=file_size,
+            setting="mapped_file_size_consume_queue_ext",
+        )  # fmt: skip
+        self.end = 0
+
+    def load(self) -> bool:
+        """Find the files; False when one is missing. `end` must be set then."""
+        return self._files.load()
+
+    def read(self, address: int) -> Extension:
+        """The unit at an address. Raises `CorruptData` when there is none."""
+        position, begin, end = extension_position(address), self._files.begin, self._files.end
+        size_max = self._files.file_size - position % self._files.file_size
+        if begin <= position < end and size_max >= _SIZE:
+            unit = EXTENSION_UNIT.unpack(self._files.read(position, _SIZE))
+            if unit.size == _SIZE + unit.bitmap_size and unit.bitmap_size >= 0 and unit.size <= size_max:
+                bitmap = self._files.read(position + _SIZE, unit.bitmap_size) if unit.bitmap_size else None
+                return Extension(unit.tags_code, unit.store_timestamp, bitmap)
+        raise CorruptData(
+            "no extension unit where a queue unit points; close the store, remove consumequeue/ and consumequeue_ext/ "
+            "and open it again: they are rebuilt",
+            path=str(self._files.path(position)),
+            position=position % self._files.file_size,
+        )
+
+    def append(self, entries: Iterable[Extension]) -> list[int]:
+        """Write units behind the end; returns their addresses. A file that has no room is closed with an end mark."""
+        addresses, run, start = [], bytearray(), self.end
+        file_size = self._files.file_size
+        for entry in entries:
+            if entry.size > min(EXTENSION_SIZE_MAX, file_size - EXTENSION_END_SPACE):
+                raise IllegalMessage(f"a filter bitmap of {len(entry.bitmap or b''):,} bytes fits no extension file")
+            left = file_size - self.end % file_size
+            if entry.size > left - EXTENSION_END_SPACE:
+                self._files.write(start, bytes(run) + EXTENSION_END.pack(EXTENSION_END_MARK))
+                self.end += left
+                run, start = bytearray(), self.end
+            addresses.append(EXTENSION_ADDRESS_BASE + self.end)
+            bitmap = entry.bitmap or b""
+            run += EXTENSION_UNIT.pack(entry.size, entry.tags_code, entry.store_timestamp, len(bitmap)) + bitmap
+            self.end += entry.size
+        self._files.write(start, bytes(run))
+        return addresses
+
+    def cut(self) -> None:
+        """Drop what is behind `end`."""
+        self._files.cut(self.end)
+
+
+class ExtendedQueue(ConsumeQueue):
+    """A ConsumeQueue that has, or is given, an extension: units may hold addresses instead of tags codes.
+
+    `extends` says whether new units get one (the setting); those that are there are kept with their queue either way.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        files: OpenFiles,
+        disk: Disk,
+        log: CommitLog,
+        *,
+        file_size: int,
+        extension_file_size: int,
+        extends: bool,
+    ) -> None:
+        super().__init__(root, topic, queue_id, files, disk, file_size=file_size)
+        self._log = log
+        self._extends = extends
+        self._extension = ExtensionFiles(root, topic, queue_id, files, disk, file_size=extension_file_size)
+
+    def load(self) -> None:
+        super().load()
+        self._load_extension()
+
+    def restore(self, starts: list[int], end_offset: int, newest: tuple[int, int, int]) -> None:
+        super().restore(starts, end_offset, newest)
+        self._load_extension()
+
+    def _load_extension(self) -> None:
+        whole = self._extension.load()
+        self.is_damaged = self.is_damaged or not whole or not self._settle()
+
+    def _settle(self) -> bool:
+        """Put the extension's end behind what the newest unit points to; False when a live unit points nowhere."""
+        newest = self._address_before(self.end_offset)
+        self._extension.end = 0
+        if newest is None:
+            return True
+        try:
+            self._extension.end = extension_position(newest) + self._extension.read(newest).size
+            oldest = self._address_from(self.min_offset(self._log.first_offset))
+            return oldest is None or bool(self._extension.read(oldest))
+        except CorruptData:
+            return False
+
+    def _address_before(self, queue_offset: int) -> int | None:
+        """The address in the last unit before an offset that holds one."""
+        while queue_offset > self.first_offset:
+            first = max(self.first_offset, queue_offset - _LOOK_BACK_UNITS)
+            codes = self._addresses(first, queue_offset - first)
+            if codes.size:
+                return int(codes[-1])
+            queue_offset = first
+        return None
+
+    def _address_from(self, queue_offset: int) -> int | None:
+        """The address in the first unit from an offset on that holds one."""
+        while queue_offset < self.end_offset:
+            codes = self._addresses(queue_offset, _LOOK_BACK_UNITS)
+            if codes.size:
+                return int(codes[0])
+            queue_offset += _LOOK_BACK_UNITS
+        return None
+
+    def _addresses(self, first: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        units = np.frombuffer(self.units(first, count), UNIT.dtype)
+        codes = units["tags_code"].astype(np.int64)
+        is_address = (codes <= EXTENSION_ADDRESS_MAX) & (units["size"] != FILLER_SIZE)
+        return codes[np.flatnonzero(is_address)]
+
+    def truncate(self, commit_log_offset: int) -> None:
+        super().truncate(commit_log_offset)
+        self._settle()
+        self._extension.cut()
+
+    def append(self, units: bytes | memoryview) -> None:
+        """Write units that hold tags codes; with an extension these move there and the units get its addresses."""
+        if self._extends:
+            found = np.frombuffer(units, UNIT.dtype).copy()
+            mine = np.flatnonzero(found["size"] != FILLER_SIZE)
+            message, codes = self._log.message, found["tags_code"][mine].tolist()
+            times = [message(offset).store_timestamp for offset in found["commit_log_offset"][mine].tolist()]
+            end = self._extension.end
+            try:
+                found["tags_code"][mine] = self._extension.append(
+                    Extension(code, time, None) for code, time in zip(codes, times, strict=True)
+                )
+                super().append(found.tobytes())
+            except BaseException:
+                self._extension.end = end  # done again when there is room
+                raise
+        else:
+            super().append(units)
+
+    def resolved(self, first: int, count: int) -> bytes:
+        """Units [first, first + count) with the tags codes that addresses stand for. Raises `CorruptData`."""
+        units = np.frombuffer(self.units(first, count), UNIT.dtype).copy()
+        for number in np.flatnonzero(units["tags_code"] <= EXTENSION_ADDRESS_MAX).tolist():
+            units["tags_code"][number] = self._extension.read(int(units["tags_code"][number])).tags_code
+        return units.tobytes()
+
+    def extension(self, tags_code: int) -> Extension | None:
+        """What a unit's tags code stands for; None when it is no address. Raises `CorruptData` if nothing is there."""
+        return self._extension.read(tags_code) if is_extension_address(tags_code) else None

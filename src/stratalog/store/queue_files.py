@@ -1,0 +1,100 @@
+"""Files of equal size that hold a queue's bytes one behind the other: what all kinds of queues stand on."""
+
+from pathlib import Path
+
+from stratalog.errors import CorruptData
+from stratalog.layout.names import offset_name, offset_of
+from stratalog.store.disk import Disk
+from stratalog.store.open_files import OpenFiles
+
+
+class QueueFiles:
+    """The files of one directory, named by the position of their first byte. Positions count through all of them.
+
+    Written by the dispatcher only. `starts` are the files there are, ascending and without a gap.
+    """
+
+    def __init__(self, directory: Path, files: OpenFiles, disk: Disk, *, file_size: int, setting: str) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.starts: list[int] = []
+        self._files = files
+        self._disk = disk
+        self._setting = setting
+
+    def load(self) -> bool:
+        """Find the files. False when one is missing in the middle: those behind are removed, and derived again.
+
+        Raises `CorruptData` for a file of another size.
+        """
+        for name, size in self._disk.files(self.directory).items():
+            start = offset_of(name)
+            if start is None:
+                continue
+            if size == 0:  # RocketMQ creates a file before it gives it its length: it was killed in between
+                self._disk.remove(self.directory / name)
+                continue
+            if size != self.file_size:
+                raise CorruptData(
+                    f"the file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another size, "
+                    f"set {self._setting}; else remove {self.directory}: it is rebuilt",
+                    path=str(self.directory / name),
+                    position=size,
+                )
+            self.starts.append(start)
+        for number in range(1, len(self.starts)):
+            if self.starts[number] != self.starts[number - 1] + self.file_size:
+                while len(self.starts) > number:
+                    self.remove_last()
+                return False
+        return True
+
+    @property
+    def begin(self) -> int:
+        """Position of the first byte there is."""
+        return self.starts[0] if self.starts else 0
+
+    @property
+    def end(self) -> int:
+        """Position behind the last file."""
+        return self.starts[-1] + self.file_size if self.starts else 0
+
+    def path(self, position: int) -> Path:
+        """The file that holds a position; files lie at multiples of their size."""
+        return self.directory / offset_name(position - position % self.file_size)
+
+    def read(self, position: int, size: int) -> bytes:
+        """`size` bytes from a position on, through as many files as it takes."""
+        pieces = []
+        while size > 0:
+            inside = position % self.file_size
+            piece = min(size, self.file_size - inside)
+            pieces.append(self._files.read(self.path(position), inside, piece))
+            position, size = position + piece, size - piece
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def write(self, position: int, data: bytes | memoryview) -> None:
+        """Write at a position in the last file or right behind it; files are added as needed."""
+        view = memoryview(data)
+        while view:
+            inside = position % self.file_size
+            start = position - inside
+            if not self.starts or start > self.starts[-1]:
+                self._files.create(self.path(start), self.file_size)
+                self.starts.append(start)
+            piece = view[: self.file_size - inside]
+            self._files.write(self.path(start), inside, piece)
+            view = view[len(piece) :]
+            position += len(piece)
+
+    def cut(self, position: int) -> None:
+        """Remove the files that begin at or behind a position, and zero what is behind it in the last one."""
+        while self.starts and self.starts[-1] >= position:
+            self.remove_last()
+        if self.starts and position < self.end:
+            self._files.zero_from(self.path(self.starts[-1]), position - self.starts[-1])
+
+    def remove_last(self) -> None:
+        path = self.path(self.starts.pop())
+        self._files.drop(path)
+        self._disk.remove(path)

@@ -1,0 +1,108 @@
+"""The queues of a store, of all kinds: which kind a queue is, and its files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stratalog.config.settings import StoreSettings
+from stratalog.kernels.queue_table import QueueKind
+from stratalog.layout.light import allows_light, is_light
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
+    SCHEDULE_TOPIC,
+    is_topic,
+    queue_id_of,
+)
+from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import Disk
+from stratalog.store.extension import ExtendedQueue
+from stratalog.store.open_files import OpenFiles
+from stratalog.store.topics import TopicConfig
+
+UnitQueue = ConsumeQueue | BatchQueue
+
+
+class QueueSet:
+    """All queues by (topic, queue id), each made when it is first asked for.
+
+    A topic is a batch topic if the store's topic table says so, or if its queues lie below `batchconsumequeue/`. Light
+    queues are written when the settings ask for it; where some are there already they are kept up in any case, since
+    no other sign tells that they belong to the store.
+    """
+
+    def __init__(
+        self, root: Path, log: CommitLog, disk: Disk, settings: StoreSettings, topic_configs: Mapping[str, TopicConfig]
+    ) -> None:
+        self._root = root
+        self._log = log
+        self._disk = disk
+        self._settings = settings
+        self._topic_configs = topic_configs
+        self._batch_topics: set[str] = set()
+        self._extended: set[tuple[str, int]] = set()
+        self.files = OpenFiles(disk)
+        self.by_name: dict[tuple[str, int], UnitQueue] = {}
+        self.has_light_queues = settings.dispatches_light_queues
+
+    def load(self) -> None:
+        """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
+        self._extended = set(self._names(CONSUME_QUEUE_EXT))
+        batch = self._names(BATCH_CONSUME_QUEUE)
+        self._batch_topics = {topic for topic, _ in batch}
+        topics = self._disk.directories(self._root / CONSUME_QUEUE)
+        self.has_light_queues = self.has_light_queues or any(map(is_light, topics))
+        for topic, queue_id in batch:
+            if self.is_batch(topic):
+                self.get(topic, queue_id)
+
+    def _names(self, directory: str) -> list[tuple[str, int]]:
+        names = []
+        for topic in filter(is_topic, self._disk.directories(self._root / directory)):
+            for name in self._disk.directories(self._root / directory / topic):
+                queue_id = queue_id_of(name)
+                if queue_id is not None:
+                    names.append((topic, queue_id))
+        return names
+
+    def is_batch(self, topic: str) -> bool:
+        """Whether a topic's batches are kept as one record each."""
+        config = self._topic_configs.get(topic)
+        return config.queue_type == "BatchCQ" if config else topic in self._batch_topics
+
+    def kind_of(self, topic: str) -> QueueKind:
+        """What the records of a topic need on their way to units."""
+        if topic == SCHEDULE_TOPIC:
+            return QueueKind.SCHEDULE
+        if self.is_batch(topic):
+            return QueueKind.BATCH
+        return QueueKind.LIGHT if self.has_light_queues and allows_light(topic) else QueueKind.PLAIN
+
+    def get(self, topic: str, queue_id: int) -> UnitQueue:
+        """The queue's units; an empty queue has no files yet."""
+        queue = self.by_name.get((topic, queue_id))
+        if queue is None:
+            queue = self._new(topic, queue_id)
+            queue.load()
+            self.by_name[topic, queue_id] = queue
+        return queue
+
+    def restored(self, topic: str, queue_id: int) -> UnitQueue:
+        """A queue whose files are known: the caller gives it its state instead of `load`."""
+        queue = self.by_name[topic, queue_id] = self._new(topic, queue_id)
+        return queue
+
+    def _new(self, topic: str, queue_id: int) -> UnitQueue:
+        place = self._root, topic, queue_id, self.files, self._disk
+        settings = self._settings
+        extends = settings.enable_consume_queue_ext and not is_light(topic)  # as RocketMQ
+        if self.is_batch(topic):
+            return BatchQueue(*place, self._log, file_size=settings.batch_consume_queue_file_size)
+        if extends or (topic, queue_id) in self._extended:
+            return ExtendedQueue(
+                *place, self._log, file_size=settings.consume_queue_file_size,
+                extension_file_size=settings.consume_queue_ext_file_size, extends=extends,
+            )  # fmt: skip
+        return ConsumeQueue(*place, file_size=settings.consume_queue_file_size)
