@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,16 +142,22 @@ class RocketMQ:
             line = answers.readline()
             if not line:
                 self.stop()
+                self.start()
                 return
             answer: Answer = json.loads(line)
             assert "error" not in answer, f"RocketMQ {self.release}, asked to {do}: {answer['error']}"
             yield answer
 
-    def _pipes(self) -> tuple[IO[str], IO[str]]:
+    def start(self) -> None:
+        """Start the process, if it does not run: it is up by the time that it is asked something."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        self.start()
+        assert self._process
         assert self._process.stdin
         assert self._process.stdout
         return self._process.stdin, self._process.stdout
@@ -164,6 +171,15 @@ class RocketMQ:
             text = log.read()
             self._log_read = log.tell()
         return text
+
+    def pause(self) -> None:
+        """Halt the process in its step until `resume`: what changes on disk meanwhile is not its doing."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop the process dead, whatever it does; what it has open is left as after a crash."""

@@ -15,6 +15,7 @@ from interop.views import (
     hit_count,
     java_reading,
     java_settings,
+    one_by_one,
     open_ours,
     our_answers,
     our_reading,
@@ -46,7 +47,7 @@ def test_what_rocketmq_wrote_is_read_and_found(rocketmq: RocketMQ, flush: str, t
     sizes, ledger = random_sizes(seed), Ledger()
     settings = java_settings(sizes, flushDiskType=FLUSH_DISK_TYPE[flush])
     rocketmq.ask("open", directory=str(tmp_path), settings=settings)
-    put_by_java(rocketmq, drafts(1, COUNT if flush == "async" else COUNT // 6), ledger)
+    put_by_java(rocketmq, one_by_one(drafts(1, COUNT if flush == "async" else COUNT // 6)), ledger)
     theirs = java_reading(rocketmq)
     questions = questions_about(theirs, with_tags=rocketmq.has_tag_index, seed=1)
     answers = rocketmq.ask("ask", questions=questions)["answers"]
@@ -73,8 +74,8 @@ def test_what_we_wrote_is_loaded_whole_read_and_found(rocketmq: RocketMQ, flush:
     seed = f"{rocketmq.release} {flush} ours"
     sizes, ledger = random_sizes(seed), Ledger()
     with open_ours(tmp_path, sizes, rocketmq, flush=flush) as store:
-        for draft, queue_offset in fill(store, drafts(2, COUNT), 2):
-            ledger.note(draft, queue_offset)
+        for draft, place in fill(store, drafts(2, COUNT), 2):
+            ledger.note(draft, place)
         ours, end_offset = our_reading(store), store.log.end_offset
         questions = questions_about(ours, with_tags=rocketmq.has_tag_index, seed=2)
         answers = our_answers(store, questions)
@@ -92,7 +93,7 @@ def test_what_we_wrote_is_loaded_whole_read_and_found(rocketmq: RocketMQ, flush:
     assert hit_count(questions, answers) > 100, "hardly anything was found"
     assert rocketmq.ask("ask", questions=questions)["answers"] == answers
     assert {path: digest for path, digest in content(tmp_path).items() if path in before} == before
-    put_by_java(rocketmq, drafts(3, COUNT // 10), ledger)
+    put_by_java(rocketmq, one_by_one(drafts(3, COUNT // 10)), ledger)
     rocketmq.ask("close")
     with open_ours(tmp_path, sizes, rocketmq, flush=flush) as store:
         assert store.recovery.clean

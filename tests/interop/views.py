@@ -2,8 +2,9 @@
 
 import base64
 import random
-from collections.abc import Collection, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from stratalog.layout.javahash import string_hash
 from stratalog.layout.properties import KEYS, UNIQUE_KEY
 from stratalog.layout.properties import TAGS as TAGS_PROPERTY
 from stratalog.layout.queue import UNIT
+from stratalog.layout.sysflag import Transaction, transaction_of
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 
 Sizes = dict[str, Any]
 Question = dict[str, Any]
+Seen = dict[str, Any]
 TIME_MAX = 2**63 - 1
 HITS_MAX = 64
+"""What RocketMQ answers at most unless it is configured."""
 TAG_PREFIX = "T#"
 FIELDS = (
     "topic", "queue_id", "queue_offset", "commit_log_offset", "store_size", "flag", "sys_flag", "born_timestamp",
@@ -28,9 +32,9 @@ FIELDS = (
 )  # fmt: skip
 
 
-def random_sizes(seed: str) -> Sizes:
+def random_sizes(chance: random.Random | str) -> Sizes:
     """Small files of odd sizes, so that every kind of file rolls; a record of these tests fits into each."""
-    chance = random.Random(seed)
+    chance = random.Random(chance) if isinstance(chance, str) else chance
     return {
         "mapped_file_size_commit_log": chance.randrange(32, 200) * 1024 + chance.randrange(1024),
         "mapped_file_size_consume_queue": UNIT.size * chance.randrange(10, 35),
@@ -55,7 +59,10 @@ def our_reading(store: MessageStore) -> Reading:
 def _messages(store: MessageStore, topic: str, queue_id: int) -> list[dict[str, Any]]:
     queue = store.queue(topic, queue_id)
     tags_codes = [unit.tags_code for unit in map(UNIT.unpack, _cut(queue.units(queue.min_offset, queue.max_offset)))]
-    return [as_seen(message) | {"tags_code": code} for message, code in zip(queue.read(), tags_codes, strict=True)]
+    return [
+        as_seen(message) | {"tags_code": tags_code, "unit_offset": offset, "batch_count": 1}
+        for offset, (message, tags_code) in enumerate(zip(queue.read(), tags_codes, strict=True), queue.min_offset)
+    ]
 
 
 def _cut(units: bytes) -> list[bytes]:
@@ -90,7 +97,7 @@ def assert_same(ours: Reading, theirs: Reading) -> None:
 # -- keys and times --------------------------------------------------------------------------------------------------
 
 
-def questions_about(reading: Reading, *, with_tags: bool, seed: int) -> list[Question]:
+def questions_about(reading: Reading, *, with_tags: bool, seed: int, limit: int = HITS_MAX) -> list[Question]:
     """Every key in every topic, unique keys and tags, in all or some of the time; times at and around messages."""
     chance = random.Random(seed)
     questions: list[Question] = []
@@ -98,21 +105,21 @@ def questions_about(reading: Reading, *, with_tags: bool, seed: int) -> list[Que
     for topic in sorted({topic for topic, _ in reading}):
         for number in range(KEY_COUNT + 1):  # one that nobody has
             window = chance.choice(((0, TIME_MAX), tuple(sorted(chance.choices(times, k=2)))))
-            questions.append({"topic": topic, "key": f"key-{number}", **_window(*window)})
+            questions.append({"topic": topic, "key": f"key-{number}", **_window(*window, limit)})
         if with_tags:
             tags = [tag for tag in TAGS if tag]
-            questions += [{"topic": topic, "key": tag, "kind": "T", **_window(0, TIME_MAX)} for tag in tags]
+            questions += [{"topic": topic, "key": tag, "kind": "T", **_window(0, TIME_MAX, limit)} for tag in tags]
     for (topic, queue_id), messages in sorted(reading.items()):
         for message in chance.sample(messages, min(3, len(messages))):
             key = message["properties"].get(UNIQUE_KEY, "nobody")
-            questions.append({"topic": topic, "key": key, **_window(0, TIME_MAX)})
+            questions.append({"topic": topic, "key": key, **_window(0, TIME_MAX, limit)})
             for near in (-1, 0, 1):
                 questions.append({"topic": topic, "queue_id": queue_id, "time": message["store_timestamp"] + near})
     return questions
 
 
-def _window(begin: int, end: int) -> Question:
-    return {"begin": begin, "end": end, "limit": HITS_MAX}
+def _window(begin: int, end: int, limit: int) -> Question:
+    return {"begin": begin, "end": end, "limit": limit}
 
 
 def our_answers(store: MessageStore, questions: list[Question]) -> list[list[int]]:
@@ -139,47 +146,61 @@ def is_exact(question: Question) -> bool:
 
 
 def check_answers(
-    reading: Reading, questions: list[Question], answers: list[list[int]], *, lost_ms: Collection[int] = ()
+    reading: Reading,
+    questions: list[Question],
+    answers: list[list[int]],
+    *,
+    hidden: Iterable[Seen] = (),
+    lost_ms: Collection[int] = (),
 ) -> None:
     """Compare exact key answers with the messages themselves: both sides might agree on nonsense.
+
+    `hidden`: messages that no queue shows. The index holds half ones all the same, but none that was rolled back.
 
     `lost_ms`: checkpoints from which RocketMQ mended its index after a crash. It names records twice from then on, and
     misses some that were stored in the very millisecond of the checkpoint: it takes a file whose newest item has that
     time for a whole one. We trust the index that a clean stop leaves, so they stay missing.
     """
     asked = [(question, answer) for question, answer in zip(questions, answers, strict=True) if is_exact(question)]
-    stored = {message["commit_log_offset"]: message for messages in reading.values() for message in messages}
+    messages = chain(*reading.values(), (message for message in hidden if is_indexed(message["sys_flag"])))
+    stored = {message["commit_log_offset"]: message for message in messages}
+    places = _places(stored.values())
     for question, answer in asked:
-        expected = _hits(reading, question)
+        expected = places.get(_place_of(question), [])
         if not lost_ms:
             assert answer == expected[-question["limit"] :], question
             continue
-        found = sorted(set(answer))
-        reach = expected if len(answer) < question["limit"] else expected[-len(found) :]
-        missing = [offset for offset in reach if offset not in found]
+        found = set(answer)
+        missing = [offset for offset in expected if offset not in found]
+        assert len(answer) < question["limit"]
         assert all(stored[offset]["store_timestamp"] in lost_ms for offset in missing), question
-        assert set(found) <= set(expected), question
+        assert found <= set(expected), (question, [stored.get(at, at) for at in found - set(expected)])
 
 
 def hit_count(questions: list[Question], answers: list[list[int]]) -> int:
     return sum(len(answer) for question, answer in zip(questions, answers, strict=True) if "key" in question)
 
 
-def _hits(reading: Reading, question: Question) -> list[int]:
-    """The slow, obvious answer to an exact question. Tags are found by their hash alone."""
-    wanted = question["key"]
+def is_indexed(sys_flag: int) -> bool:
+    return transaction_of(sys_flag) is not Transaction.ROLLBACK
 
-    def matches(properties: dict[str, str]) -> bool:
-        if "kind" in question:
-            return TAGS_PROPERTY in properties and string_hash(properties[TAGS_PROPERTY]) == string_hash(wanted)
-        return wanted in [*properties.get(KEYS, "").split(), properties.get(UNIQUE_KEY)]
 
-    return sorted(
-        message["commit_log_offset"]
-        for (topic, _), messages in reading.items()
-        for message in messages
-        if topic == question["topic"] and matches(message["properties"])
-    )
+def _places(messages: Iterable[Seen]) -> dict[tuple[str, Any], list[int]]:
+    """The slow, obvious index: log offsets in order by topic and key, and by topic and hash of the tag."""
+    places: dict[tuple[str, Any], list[int]] = {}
+    for message in sorted(messages, key=itemgetter("commit_log_offset")):
+        properties = message["properties"]
+        names: set[Any] = {*properties.get(KEYS, "").split(), properties.get(UNIQUE_KEY)}
+        if TAGS_PROPERTY in properties:
+            names.add(string_hash(properties[TAGS_PROPERTY]))
+        for name in names:
+            places.setdefault((message["topic"], name), []).append(message["commit_log_offset"])
+    return places
+
+
+def _place_of(question: Question) -> tuple[str, Any]:
+    """Tags are found by their hash alone."""
+    return question["topic"], string_hash(question["key"]) if "kind" in question else question["key"]
 
 
 # -- whole stores ----------------------------------------------------------------------------------------------------
@@ -189,12 +210,44 @@ def open_ours(directory: Path, sizes: Sizes, rocketmq: RocketMQ, **more: Any) ->
     return stratalog.open(directory, compatibility=rocketmq.compatibility, **sizes, **more)
 
 
-def put_by_java(rocketmq: RocketMQ, messages: list[Draft], ledger: Ledger, **more: Any) -> None:
-    """Let RocketMQ put messages into the store it has open, and book what it acknowledges."""
-    requests = [draft.as_json() for draft in messages]
-    answers = rocketmq.stream("put", messages=requests, line_count=len(messages) + 1, **more)
-    for draft, answer in zip(messages, answers, strict=False):
-        ledger.note(draft, answer["queue_offset"])
+Sending = tuple[dict[str, Any], list[Draft]]
+"""A request of RocketMQ to put something, and the messages in it."""
+
+
+def one_by_one(messages: list[Draft]) -> list[Sending]:
+    return [(draft.as_json(), [draft]) for draft in messages]
+
+
+def some_in_batches(messages: list[Draft], seed: int) -> list[Sending]:
+    """Plain messages of one queue as a client's batch now and then; everything else by itself."""
+    chance = random.Random(seed)
+    sendings: list[Sending] = []
+    ordered = sorted(messages, key=lambda draft: (draft.queue, draft.is_plain))
+    for _, group in groupby(ordered, key=lambda draft: (draft.queue, draft.is_plain)):
+        left = list(group)
+        while left:
+            size = chance.choice((1, 1, chance.randrange(2, 12))) if left[0].is_plain else 1
+            some, left = left[:size], left[size:]
+            members = {"batch": [draft.as_json() for draft in some], "properties": {}}
+            sendings.append((some[0].as_json() | (members if size > 1 else {}), some))
+    chance.shuffle(sendings)
+    return sendings
+
+
+def put_by_java(
+    rocketmq: RocketMQ, sendings: list[Sending], ledger: Ledger, *, kill_after: int | None = None, **more: Any
+) -> None:
+    """Let RocketMQ put messages into the store it has open, and book what it acknowledges; or kill it in the midst."""
+    requests = [request for request, _ in sendings]
+    answers = rocketmq.stream("put", messages=requests, line_count=len(requests) + 1, **more)
+    for number, ((_, messages), answer) in enumerate(zip(sendings, answers, strict=False), 1):
+        assert answer["count"] == len(messages)
+        for place, draft in enumerate(messages, answer["queue_offset"]):
+            ledger.note(draft, (place, answer["commit_log_offset"]))
+        if number == kill_after:
+            rocketmq.stop()
+            rocketmq.start()
+            return
     for answer in answers:
         assert "end_offset" in answer
 

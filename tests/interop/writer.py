@@ -1,6 +1,6 @@
-"""A process that puts messages until it is killed: `python writer.py '<json arguments>'`.
+"""A process that puts messages until it is killed: `python writer.py`, and as its input a line of JSON: what to do.
 
-It prints a line per acknowledged message, its number and its queue offset, and nothing else. With `die_in` (a part of
+It prints a line per acknowledged message, its number and its place, and nothing else. With `die_in` (a part of
 the store, as `commitlog`) it kills itself while it makes that part's second file.
 """
 
@@ -33,16 +33,16 @@ def die_in(part: str) -> None:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    given = json.loads(sys.stdin.readline())
     if "die_in" in given:
         die_in(given["die_in"])
     store = stratalog.open(Path(given["directory"]), **given["settings"])
-    messages = drafts(given["seed"], given["count"])
+    messages = drafts(given["seed"], given["count"], odd=given.get("odd", 0))
     numbers = {id(draft): number for number, draft in enumerate(messages)}
-    for draft, queue_offset in fill(store, messages, given["seed"]):
-        sys.stdout.write(f"{numbers[id(draft)]} {queue_offset}\n")
+    for draft, (queue_offset, commit_log_offset) in fill(store, messages, given["seed"]):
+        sys.stdout.write(f"{numbers[id(draft)]} {queue_offset} {commit_log_offset}\n")
         sys.stdout.flush()
-    sys.stdin.read()  # the killer was slow: wait for it, and do not close
+    sys.stdin.readline()  # the killer was slow: wait for it, and do not close
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.util.Properties;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.attribute.CQType;
+import org.apache.rocketmq.remoting.protocol.body.TopicConfigSerializeWrapper;
 import org.apache.rocketmq.store.AppendMessageResult;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
@@ -13,37 +20,50 @@ import org.apache.rocketmq.store.GetMessageStatus;
 import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.QueryMessageResult;
+import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
-import org.apache.rocketmq.store.queue.CqUnit;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /**
  * One DefaultMessageStore without a broker around it.
  *
  * <pre>
- * open     directory, settings {camelCase key: value}   load() and start(): loaded, first_offset, end_offset
- * put      messages, halt_after (or absent)             a line per message as soon as it is put, then the answer;
- *                                                       the process stops dead behind that many lines
- * read                                                  every queue, and every message that a consumer can pull
- * ask      questions                                    key: log offsets in order; time: lower and upper bound
- * close                                                 clean stop
+ * topics   directory, topics [{name, queues, attributes}]   config/topics.json, as a broker keeps it
+ * open     directory, settings {camelCase key: value},      load() and start(): loaded, first_offset, end_offset;
+ *          bitmaps                                          with topics.json when it is there. bitmaps: give every second
+ *                                                           message a filter bitmap, as a broker does for SQL subscriptions
+ * put      messages, halt_after (or absent)                 a line per message as soon as it is put, then the answer;
+ *                                                           the process stops dead behind that many lines. A message with
+ *                                                           "batch" is a client's batch, "inner_batch" one kept as a record
+ * read                                                      every queue, and every message that a consumer can pull
+ * log                                                       every record of the CommitLog: [offset, size, CRC holds]
+ * look     offsets                                          the messages that stand at these log offsets
+ * ask      questions                                        key: log offsets in order; time: lower and upper bound
+ * close                                                     clean stop
  * </pre>
  */
 final class LocalStore {
     private static final int PULL_COUNT = 32;
+    private static final int BLANK_MAGIC = 0xCBD43194;
     private static final long SETTLE_MS = 20_000;
 
     private DefaultMessageStore store;
 
     JSONObject answer(JSONObject request) throws Exception {
         switch (request.getString("do")) {
+            case "topics":
+                return topics(request);
             case "open":
                 return open(request);
             case "put":
                 return put(request);
             case "read":
                 return read();
+            case "log":
+                return log();
+            case "look":
+                return look(request);
             case "ask":
                 return ask(request);
             case "close":
@@ -55,6 +75,25 @@ final class LocalStore {
         }
     }
 
+    private static JSONObject topics(JSONObject request) throws Exception {
+        TopicConfigSerializeWrapper topics = new TopicConfigSerializeWrapper();
+        for (Object each : request.getJSONArray("topics")) {
+            JSONObject given = (JSONObject) each;
+            int queues = given.getIntValue("queues");
+            TopicConfig topic = new TopicConfig(given.getString("name"), queues, queues);
+            given.getJSONObject("attributes").forEach((name, value) -> topic.getAttributes().put(name, value.toString()));
+            topics.getTopicConfigTable().put(topic.getTopicName(), topic);
+        }
+        Path file = saved(request);
+        Files.createDirectories(file.getParent());
+        MixAll.string2File(topics.toJson(true), file.toString());
+        return new JSONObject();
+    }
+
+    private static Path saved(JSONObject request) {
+        return Paths.get(request.getString("directory"), "config", "topics.json");
+    }
+
     private JSONObject open(JSONObject request) throws Exception {
         MessageStoreConfig config = new MessageStoreConfig();
         config.setStorePathRootDir(request.getString("directory"));
@@ -63,11 +102,23 @@ final class LocalStore {
         request.getJSONObject("settings").forEach((name, value) -> settings.setProperty(name, value.toString()));
         MixAll.properties2Object(settings, config);
         BrokerConfig broker = new BrokerConfig();
+        ConcurrentHashMap<String, TopicConfig> topics = new ConcurrentHashMap<>();
+        if (Files.exists(saved(request))) {
+            String json = new String(Files.readAllBytes(saved(request)), StandardCharsets.UTF_8);
+            topics.putAll(TopicConfigSerializeWrapper.fromJson(json, TopicConfigSerializeWrapper.class).getTopicConfigTable());
+        }
         store = new DefaultMessageStore(config, new BrokerStatsManager(broker.getBrokerClusterName(), false),
-            (topic, queueId, offset, tagsCode, time, bits, properties) -> { }, broker, new ConcurrentHashMap<>());
+            (topic, queueId, offset, tagsCode, time, bits, properties) -> { }, broker, topics);
         JSONObject answer = new JSONObject(true).fluentPut("loaded", store.load());
         if (answer.getBooleanValue("loaded")) {
             store.start();
+            if (request.getBooleanValue("bitmaps")) {
+                store.getDispatcherList().addFirst(each -> {
+                    if (each.getConsumeQueueOffset() % 2 == 0) {
+                        each.setBitMap(ByteBuffer.allocate(8).putLong(each.getCommitLogOffset() * 31 + 7).array());
+                    }
+                });
+            }
             settle();
             answer.fluentPut("first_offset", store.getMinPhyOffset()).fluentPut("end_offset", store.getMaxPhyOffset());
         }
@@ -89,13 +140,14 @@ final class LocalStore {
         int haltAfter = request.containsKey("halt_after") ? request.getIntValue("halt_after") : Integer.MAX_VALUE;
         int count = 0;
         for (Object draft : request.getJSONArray("messages")) {
-            PutMessageResult result = store.putMessage(Records.toPut((JSONObject) draft));
+            PutMessageResult result = put((JSONObject) draft, store);
             if (result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
                 throw new IllegalStateException("RocketMQ refused a message: " + result);
             }
             AppendMessageResult appended = result.getAppendMessageResult();
             Judge.say(new JSONObject(true)
                 .fluentPut("queue_offset", appended.getLogicsOffset())
+                .fluentPut("count", appended.getMsgNum())
                 .fluentPut("commit_log_offset", appended.getWroteOffset())
                 .fluentPut("store_size", appended.getWroteBytes())
                 .fluentPut("store_timestamp", appended.getStoreTimestamp())
@@ -108,17 +160,61 @@ final class LocalStore {
         return new JSONObject().fluentPut("end_offset", store.getMaxPhyOffset());
     }
 
+    private static PutMessageResult put(JSONObject draft, DefaultMessageStore store) throws Exception {
+        if (draft.containsKey("batch")) {
+            return store.putMessages(Records.toPutMany(draft, draft.getJSONArray("batch")));
+        }
+        if (draft.containsKey("inner_batch")) {
+            return store.putMessage(Records.toPutAsOne(draft, draft.getJSONArray("inner_batch")));
+        }
+        return store.putMessage(Records.toPut(draft));
+    }
+
+    private JSONObject log() {
+        JSONArray records = new JSONArray();
+        long offset = Math.max(0, store.getMinPhyOffset()); // -1 without a file
+        while (offset < store.getMaxPhyOffset()) {
+            SelectMappedBufferResult found = store.getCommitLog().getData(offset, false);
+            ByteBuffer bytes = found.getByteBuffer();
+            int size = bytes.getInt(bytes.position());
+            if (bytes.getInt(bytes.position() + 4) != BLANK_MAGIC) {
+                ByteBuffer one = bytes.slice();
+                one.limit(size);
+                boolean holds = store.getCommitLog().checkMessageAndReturnSize(one, true, false).isSuccess();
+                records.add(new JSONArray().fluentAdd(offset).fluentAdd(size).fluentAdd(holds));
+            }
+            found.release();
+            offset += size;
+        }
+        return new JSONObject().fluentPut("records", records);
+    }
+
+    private JSONObject look(JSONObject request) throws Exception {
+        JSONArray messages = new JSONArray();
+        for (Object offset : request.getJSONArray("offsets")) {
+            SelectMappedBufferResult found = store.selectOneMessageByOffset(((Number) offset).longValue());
+            messages.add(found == null ? null : Records.seen(found.getByteBuffer()));
+            if (found != null) {
+                found.release();
+            }
+        }
+        return new JSONObject().fluentPut("messages", messages);
+    }
+
     private JSONObject read() throws Exception {
         JSONArray queues = new JSONArray();
         for (ConcurrentHashMap.Entry<String, ? extends java.util.Map<Integer, ConsumeQueueInterface>> topic
             : store.getQueueStore().getConsumeQueueTable().entrySet()) {
             for (ConsumeQueueInterface queue : topic.getValue().values()) {
+                boolean ofBatches = queue.getCQType() == CQType.BatchCQ; // its next offset is in a table of its own
                 queues.add(new JSONObject(true)
                     .fluentPut("topic", queue.getTopic())
                     .fluentPut("queue_id", queue.getQueueId())
+                    .fluentPut("type", queue.getCQType().name())
                     .fluentPut("min_offset", queue.getMinOffsetInQueue())
                     .fluentPut("max_offset", queue.getMaxOffsetInQueue())
-                    .fluentPut("next_offset", store.getQueueStore().getMaxOffset(queue.getTopic(), queue.getQueueId()))
+                    .fluentPut("next_offset", ofBatches ? queue.getMaxOffsetInQueue()
+                        : store.getQueueStore().getMaxOffset(queue.getTopic(), queue.getQueueId()))
                     .fluentPut("messages", pulled(queue)));
             }
         }
@@ -135,8 +231,8 @@ final class LocalStore {
                 throw new IllegalStateException(queue.getTopic() + "/" + queue.getQueueId() + " at " + offset + ": " + found.getStatus());
             }
             for (int i = 0; i < found.getMessageCount(); i++) {
-                CqUnit unit = queue.get(found.getMessageQueueOffset().get(i));
-                messages.add(Records.seen(found.getMessageBufferList().get(i)).fluentPut("tags_code", unit.getTagsCode()));
+                long at = found.getMessageQueueOffset().get(i);
+                messages.add(Records.seen(found.getMessageBufferList().get(i)).fluentPutAll(Records.seen(at, queue.get(at))));
             }
             offset = found.getNextBeginOffset();
             found.release();
