@@ -11,19 +11,8 @@ from kernels import twins
 from kernels.memory import Fence
 from kernels.messages import log_bytes, placed, record_lists, sealed
 from stratalog.kernels.recordcrc import seal_records
-from stratalog.kernels.scan import (
-    BODY_ONLY,
-    RECORD_ONLY,
-    REQUIRE,
-    TRUST,
-    VERIFY,
-    ScanStatus,
-    count_sound,
-    find_record,
-    scan,
-)
+from stratalog.kernels.scan import BODY_ONLY, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK, MAGIC_V2, Host, Record
-from stratalog.layout.queue import UNIT
 from stratalog.layout.recordcrc import reserve_record_crc
 
 BASE = 1 << 30
@@ -178,16 +167,8 @@ def test_every_flipped_bit_of_a_record_with_a_record_crc_is_seen() -> None:
 def test_a_wrong_record_crc_is_damage_although_the_body_is_whole() -> None:
     flipped = with_record_crc().replace(b"TagA", b"TagB")
     assert scanned(flipped, 0, BASE)[3] == ScanStatus.BAD_RECORD_CRC
-    assert scanned(flipped, 0, BASE, verify=RECORD_ONLY)[3] == ScanStatus.BAD_RECORD_CRC
     assert scanned(flipped, 0, BASE, verify=BODY_ONLY)[0] == [0], "in the tier it holds no longer"
     assert found(flipped, 0, BASE) == -1
-
-
-def test_a_record_without_a_record_crc_is_damage_only_where_one_is_required() -> None:
-    data = _first()
-    assert scanned(data, 0, BASE)[0] == scanned(data, 0, BASE, verify=RECORD_ONLY)[0] == [0]
-    assert scanned(data, 0, BASE, verify=REQUIRE)[3] == ScanStatus.BAD_RECORD_CRC
-    assert scanned(with_record_crc(), 0, BASE, verify=REQUIRE)[0] == [0]
 
 
 def test_the_crc_of_another_record_among_the_properties_is_none_of_this_one() -> None:
@@ -206,21 +187,3 @@ def test_records_are_sealed_together_as_one_by_one(records) -> None:
     raw = np.frombuffer(bytearray(b"".join(record.encode() for record in records)) or bytearray(1), np.uint8)
     seal_records(raw.ctypes.data, raw.ctypes.data + sum(record.total_size for record in records))
     assert raw.tobytes() == log_bytes([sealed(record) for record in records]) or not records
-
-
-@given(record_lists, st.data())
-def test_units_are_sound_up_to_the_first_record_whose_record_crc_is_wrong(records, data) -> None:
-    records = placed(records)
-    log = bytearray(log_bytes(records) or b"\0")
-    for _ in range(data.draw(st.integers(0, 2))):
-        log[data.draw(st.integers(0, len(log) - 1))] ^= 1
-    units = b"".join(UNIT.pack(record.commit_log_offset, record.total_size, 0) for record in records)
-    whole, broken = Fence(bytes(log)), ScanStatus.BAD_RECORD_CRC
-    states = [
-        scanned(bytes(log[: record.commit_log_offset + record.total_size]), record.commit_log_offset, 0,
-                verify=RECORD_ONLY, room=1)[3] for record in records
-    ]  # fmt: skip
-    expected = states.index(broken) if broken in states else len(records)
-    buffer = np.frombuffer(units or b"\0", np.uint8)
-    addresses = np.array([whole.address], np.int64)
-    assert count_sound(buffer.ctypes.data, len(records), addresses, 0, whole.size) == expected

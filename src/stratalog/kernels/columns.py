@@ -80,13 +80,14 @@ def locate(
     fixed: Int64Array,
     values: Int64Array,
     named: bool,
+    checks: int,
 ) -> tuple[int, int]:
     """First pass: decode fixed-size fields and find the variable-sized values of the records of `count` units.
 
     Filler units and units whose record is not there (or not whole) give no row. `fixed` has a row per wanted field:
     position in a head, whether the born and the store host move it, kind, address of the values. `values` has a row per
     wanted value: kind, address of the source addresses (int64), address of the Arrow offsets (the first one set).
-    `named` says that properties have to be looked into. Returns (rows, units done).
+    `named` says that properties have to be looked into, `checks` which CRCs must hold. Returns (rows, units done).
     """
     row = ZERO
     for i in range(count):
@@ -94,7 +95,7 @@ def locate(
         size = load_i32(unit + _UNIT_RECORD_SIZE)
         offset = load_i64(unit + _UNIT_OFFSET)
         file, position = place_of(addresses, first_offset, file_size, offset, size)
-        if file == 0 or check_record(file, position, position + size, ANY_OFFSET, TRUST) != WHOLE:
+        if file == 0 or check_record(file, position, position + size, ANY_OFFSET, checks) != WHOLE:
             continue
         record = file + position
         if load_i32(record + _TOTAL_SIZE) != size:
@@ -199,11 +200,12 @@ def decode_arrow(
     *,
     topic: str,
     broker_name: str,
+    checks: int = TRUST,
 ) -> pa.RecordBatch:
     """The messages that ConsumeQueue units point at, as a batch of the asked columns (names of `ARROW_SCHEMA`).
 
-    `log` is (addresses of the files, log offset of the first, file size). Units without a record give no row, so the
-    batch may be shorter than the units. The batch owns its memory. Raises `ConfigurationError` for an unknown column
+    `log` is (addresses of the files, log offset of the first, file size). Units without a record whose CRCs hold (see
+    `scan`) give no row, so the batch may be shorter than the units. The batch owns its memory. Raises `ConfigurationError` for an unknown column
     and `ValueError` when a column would hold 2 GiB: decode fewer units at a time.
     """
     unknown = [name for name in columns if name not in ARROW_SCHEMA.names]
@@ -215,7 +217,7 @@ def decode_arrow(
     count = source.size // _UNIT_SIZE
     decoder = _Decoder(columns, count)
     rows, done = locate(
-        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named
+        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named, checks
     )  # fmt: skip
     if done < count:
         raise ValueError(f"{count} units hold more than 2 GiB in one column: decode at most {done} at a time")

@@ -10,7 +10,6 @@ import numpy as np
 
 from stratalog.kernels.crc32 import body_crc
 from stratalog.kernels.jit import kernel, part
-from stratalog.kernels.log import place_of
 from stratalog.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 from stratalog.kernels.record import (
     BODY_SIZE,
@@ -22,10 +21,9 @@ from stratalog.kernels.record import (
     TOPIC_LENGTH_SIZE_V2,
     hosts_extra,
 )
-from stratalog.kernels.recordcrc import ABSENT, BROKEN, record_crc_state
+from stratalog.kernels.recordcrc import ABSENT, HOLDS, record_crc_state
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from stratalog.layout.properties import CRC_PROPERTY_SIZE
-from stratalog.layout.queue import UNIT
 
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
@@ -53,7 +51,7 @@ class ScanStatus(IntEnum):
     FULL = 8
     """The output arrays are full: scan on from the position."""
     BAD_RECORD_CRC = 9
-    """The record CRC at the end of the properties does not fit the record (or there is none, and one was required)."""
+    """The record CRC at the end of the properties does not fit the record."""
 
 
 _BLANK, _BAD_MAGIC, _BAD_SIZE = int(ScanStatus.BLANK), int(ScanStatus.BAD_MAGIC), int(ScanStatus.BAD_SIZE)
@@ -64,10 +62,9 @@ _END, _FULL = int(ScanStatus.END), int(ScanStatus.FULL)
 # Typed, because numba would compile `check_record` for each literal.
 ANY_OFFSET = cast(int, np.int64(-1))
 """As `base_offset`: a record may say that it stands anywhere."""
-TRUST, VERIFY, BODY_ONLY, RECORD_ONLY, REQUIRE = (cast(int, np.int64(checks)) for checks in range(5))
-"""Which CRCs are checked: none; the record's where it has one, else the body's; the body's alone (a copy in the tier
-has another commit log offset, so the record's no longer holds); the record's alone, where it has one (before a message
-is read); as VERIFY, but a record without a record CRC is damaged (`forceVerifyPropCRC`)."""
+TRUST, VERIFY, BODY_ONLY = (cast(int, np.int64(checks)) for checks in range(3))
+"""Which CRCs are checked: none; the record's where it has one, else the body's; the body's alone, for a copy in the
+tier, which has another commit log offset, so that the record's no longer holds."""
 
 WHOLE = -1
 """What `check_record` says of a whole record."""
@@ -77,7 +74,6 @@ _BODY_CRC = HEAD.position("body_crc")
 _COMMIT_LOG_OFFSET = HEAD.position("commit_log_offset")
 _SIZE_MIN = FIXED_SIZE_V1
 _CRC_TAIL_SIZE = CRC_PROPERTY_SIZE
-_UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
 _BLANK_SIZE, _BLANK_MAGIC = BLANK.size, BLANK.position("magic")
 
 
@@ -113,12 +109,11 @@ def check_record(address: int, position: int, end: int, base_offset: int, verify
         return _BAD_OFFSET
     if verify == TRUST:
         return WHOLE
-    state = ABSENT
-    if verify != BODY_ONLY and room - body_size - topic_size >= _CRC_TAIL_SIZE:
+    if verify == VERIFY and room - body_size - topic_size >= _CRC_TAIL_SIZE:
         state = record_crc_state(record, size)
-    if state == BROKEN or (state == ABSENT and verify == REQUIRE):
-        return _BAD_RECORD_CRC
-    if state == ABSENT and body_size > 0 and verify != RECORD_ONLY:
+        if state != ABSENT:
+            return WHOLE if state == HOLDS else _BAD_RECORD_CRC
+    if body_size > 0:
         crc = body_crc(record + body_size_at + BODY_SIZE_SIZE, body_size)
         if crc != load_u32(record + _BODY_CRC):
             return _BAD_CRC
@@ -168,18 +163,3 @@ def find_record(address: int, begin: int, end: int, base_offset: int) -> int:
         if check_record(address, position, end, base_offset, VERIFY) == WHOLE:
             return position
     return -1
-
-
-@kernel
-def count_sound(units_address: int, count: int, addresses: Int64Array, first_offset: int, file_size: int) -> int:
-    """How many of a queue's units come before the first whose record has a record CRC that does not fit.
-
-    The log is given as in `kernels.log`. Units that point to no whole record are for the reader to find.
-    """
-    for number in range(count):
-        unit = units_address + _UNIT_SIZE * number
-        size = load_i32(unit + _UNIT_RECORD_SIZE)
-        file, position = place_of(addresses, first_offset, file_size, load_i64(unit + _UNIT_OFFSET), size)
-        if file and check_record(file, position, position + size, ANY_OFFSET, RECORD_ONLY) == _BAD_RECORD_CRC:
-            return number
-    return count

@@ -21,7 +21,7 @@ from stratalog.kernels.messages import read_record, read_units
 from stratalog.kernels.put import put, put_raw
 from stratalog.kernels.queue_table import QUEUE_FIELDS
 from stratalog.kernels.recordcrc import seal_records
-from stratalog.kernels.scan import VERIFY, count_sound, find_record, scan
+from stratalog.kernels.scan import VERIFY, find_record, scan
 from stratalog.kernels.sort import compact_items
 from stratalog.kernels.tierkeys import KEYS_MAX, check_units, put_items, sort_items, store_times
 from stratalog.layout import index, tier
@@ -67,7 +67,6 @@ def _follow_a_message() -> None:
     holds_separator(address, 0)
     log = np.array([address], np.int64)
     gather(units.ctypes.data, 0, log, 0, size, address, 0, 0, out.ctypes.data)
-    count_sound(units.ctypes.data, 0, log, 0, size)
     decode_arrow(UNIT.pack(0, size, 0), (log, 0, size), ["body"], topic="t", broker_name="b")
 
 

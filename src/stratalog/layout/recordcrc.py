@@ -45,7 +45,7 @@ def seal_record_crc(record: bytes) -> bytes:
 
 
 def record_crc_holds(record: bytes | memoryview) -> bool:
-    """Whether a record ends with a CRC that fits it; a record without one does not (forceVerifyPropCRC)."""
+    """Whether a record ends with a CRC that fits it; a record without one does not."""
     covered = memoryview(record)[:-CRC_PROPERTY_SIZE]
     return bytes(record[len(covered) :]) == CRC_LEAD + _digits(crc_of(covered)) + _END
 

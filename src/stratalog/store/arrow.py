@@ -19,6 +19,7 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_SIZE,
 )
 from stratalog.kernels.recordcrc import seal_records
+from stratalog.kernels.scan import VERIFY
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
 from stratalog.layout.light import LIGHT_LEAD, MULTI_DISPATCH, is_light
@@ -294,4 +295,5 @@ def read_arrow(
         names,
         topic=queue.topic,
         broker_name=store.broker_name,
+        checks=VERIFY,
     )
