@@ -85,7 +85,7 @@ def _read_units(
     except IndexError:
         return number
     base = commit_log_offset - position
-    view = _borrowed(file)
+    view = borrowed(file)
     if HOLDS_THE_GIL:
         return _natives()[0](
             units, number, len(units), view.ctypes.data, base, base + file.size, start + number, queue.topic,
@@ -98,7 +98,7 @@ def _read_units(
     return number + 1
 
 
-def _borrowed(file: MappedFile) -> Any:
+def borrowed(file: MappedFile) -> Any:
     """The file's bytes; they stay mapped as long as somebody has them. Raises ValueError when it is closed already."""
     try:
         return file.view
@@ -127,7 +127,7 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
 
 
 def _checked(file: MappedFile, position: int, base_offset: int, topic: str | None) -> Message | None:
-    view = _borrowed(file)
+    view = borrowed(file)
     if HOLDS_THE_GIL:
         return _natives()[1](view.ctypes.data, position, file.size, base_offset, topic)
     return None if _status(file, position, base_offset) is not None else message_at(file.map, position, topic)
@@ -135,7 +135,7 @@ def _checked(file: MappedFile, position: int, base_offset: int, topic: str | Non
 
 def _status(file: MappedFile, position: int, base_offset: int) -> ScanStatus | None:
     """Why no whole record stands there; None when one does."""
-    view = _borrowed(file)
+    view = borrowed(file)
     count, _, status = scan(
         view.ctypes.data, position, file.size, base_offset, VERIFY, np.empty(1, np.int64), np.empty(1, np.int32)
     )
@@ -151,6 +151,7 @@ _WORDS = {
     ScanStatus.BAD_LENGTHS: "its lengths do not add up",
     ScanStatus.BAD_OFFSET: "it says that it stands elsewhere",
     ScanStatus.BAD_CRC: "the body is not the one that was put (its checksum differs)",
+    ScanStatus.BAD_RECORD_CRC: "the record is not the one that was put (its checksum differs)",
 }
 
 
