@@ -1,7 +1,7 @@
 """What the native put works on: words (int64) in two byte arrays that Python and compiled code both see.
 
-One belongs to the log: all its queues share it, and everybody who appends. One belongs to a queue; it also holds the
-addresses of the objects that a put compares with or calls, which `QueueWords` keeps alive.
+One belongs to the log: all its queues share it, and everybody who appends. One belongs to a queue, and one, of the same
+shape, to the store; these also hold the addresses of the objects that a put compares with or calls.
 """
 
 import ctypes
@@ -23,12 +23,14 @@ CLOCK, LOCKED, RECEIPT, HOST_OBJECT, PUT, PUT_RAW = range(8, 14)
 """Objects: the clock, `locked` of the log's lock, what makes a receipt, the store's host, the functions in Python."""
 NONE, TRUE, FALSE, INT, STR, LIST, DICT = range(14, 21)
 KEYWORDS = 21
-_KEYWORD_NAMES = ("tags", "keys", "unique_key", "properties", "born_timestamp", "wait")
+_KEYWORD_NAMES = ("tags", "keys", "unique_key", "properties", "born_timestamp", "wait", "queue_id")
 KEYWORD_COUNT = len(_KEYWORD_NAMES)
-TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT = range(27, 32)
+TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT = range(28, 33)
 """Addresses of property names. Then size, and place in RocketMQ's order, of those that have a keyword."""
-TAGS_SIZE, TAGS_BUCKET = 32, 35
-QUEUE_WORDS = 38
+TAGS_SIZE, TAGS_BUCKET = 33, 36
+QUEUES, ZERO = 39, 40
+"""Of a store: the dict of topics that holds dicts of queue ids that hold a queue's `owner`; and the queue id 0."""
+WORD_COUNT = 41
 INNER_PREFIX = b"INNER_"
 """Starts the names of properties with which RocketMQ steers its own storing."""
 
@@ -46,35 +48,52 @@ class Words:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
 
 
-class QueueWords(Words):
-    """The words of one queue. `owner` is what the builtins get as `self`: it keeps everything alive that they touch."""
+class PutWords(Words):
+    """The words of a queue or a store. `owner` becomes the builtins' `self`: it keeps alive what they touch."""
 
-    def __init__(
-        self, log: Words, *, queue_id: int, next_offset: int, topic: bytes, host: bytes, body_size_max: int, waits: bool
-    ) -> None:
-        super().__init__(QUEUE_WORDS)
-        numbers = (next_offset, log.address, queue_id, _address(topic), len(topic))
-        for word, number in enumerate(numbers):
-            self.view[word] = number
-        self.bytes[8 * HOST : 8 * HOST + len(host)] = host
-        self.view[BODY_SIZE_MAX], self.view[WAITS] = body_size_max, waits
-        for word, given in enumerate(_OBJECTS, NONE):
-            self.view[word] = id(given)
+    def __init__(self) -> None:
+        super().__init__(WORD_COUNT)
+        self.owner: tuple[Any, ...] = (self.bytes, self.view)
+        self.set_objects(NONE, *_OBJECTS)
         for word, text in enumerate(_TEXTS, TAGS_TEXT):
             self.view[word] = _address(text)
         for number, name in enumerate(_OWN_NAMES):
             self.view[TAGS_SIZE + number] = len(name)
             self.view[TAGS_BUCKET + number] = bucket(name, PROPERTY_MAP_CAPACITY)
-        self.owner: tuple[Any, ...] = (self.bytes, log.bytes, topic, self.view, log.view)
 
-    def set_objects(
-        self, *, clock: object, locked: object, receipt: object, host: object, put: object, put_raw: object
-    ) -> None:
-        """The objects that a put calls; `put` and `put_raw` are the functions in Python."""
-        objects = (clock, locked, receipt, host, put, put_raw)
-        for word, given in enumerate(objects, CLOCK):
+    def set_objects(self, first_word: int, *objects: object) -> None:
+        """Let consecutive words stand for objects."""
+        for word, given in enumerate(objects, first_word):
             self.view[word] = id(given)
         self.owner += objects
+
+
+class QueueWords(PutWords):
+    """The words of one queue."""
+
+    def __init__(
+        self, log: Words, *, queue_id: int, next_offset: int, topic: bytes, host: bytes, body_size_max: int, waits: bool
+    ) -> None:
+        super().__init__()
+        numbers = (next_offset, log.address, queue_id, _address(topic), len(topic))
+        for word, number in enumerate(numbers, NEXT_OFFSET):
+            self.view[word] = number
+        self.bytes[8 * HOST : 8 * HOST + len(host)] = host
+        self.view[BODY_SIZE_MAX], self.view[WAITS] = body_size_max, waits
+        self.owner += (log.bytes, log.view, topic)
+
+
+class StoreWords(PutWords):
+    """The words of a store: which queues it can put to, and `put`, the function in Python."""
+
+    def __init__(self, put: object) -> None:
+        super().__init__()
+        self.queues: dict[str, dict[int, tuple[Any, ...]]] = {}
+        self.set_objects(PUT, put)
+        self.set_objects(QUEUES, self.queues, 0)
+
+    def add(self, topic: str, queue_id: int, words: QueueWords) -> None:
+        self.queues.setdefault(topic, {})[queue_id] = words.owner
 
 
 def _address(text: bytes) -> int:

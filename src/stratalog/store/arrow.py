@@ -22,7 +22,7 @@ from stratalog.kernels.recordcrc import seal_records
 from stratalog.kernels.scan import VERIFY
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
-from stratalog.layout.light import LIGHT_LEAD, MULTI_DISPATCH, is_light
+from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import (
     CRC32,
@@ -79,6 +79,11 @@ class _Rows:
         row = [text.ctypes.data, len(name), offsets.ctypes.data, _address(data)]
         self.columns = np.vstack([self.columns, np.array([row], np.int64)])
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of body and properties, by row."""
+        return np.diff(self.body_offsets) + self.properties_sizes
+
     def check(self, first_row: int, body_size_max: int, fixed_size_max: int, file_size: int) -> None:
         """Raise `IllegalMessage` when any row is over a limit; `first_row` is the number of the first one."""
         sizes = np.diff(self.body_offsets)
@@ -109,12 +114,11 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
         row[QUEUE_TOPIC_ADDRESS], row[QUEUE_TOPIC_SIZE], row[QUEUE_ID] = name.ctypes.data, name.size, queue.queue_id
     host = np.frombuffer(Host.parse(store.settings.store_host).packed(), np.uint8)
     log = store.log
-    fixed = max(queue.fixed_size for queue in queues)
     first = 0
     for row, queue in zip(table, queues, strict=True):
         row[QUEUE_NEXT_OFFSET] = queue.next_offset
     now = store.clock_ns() // 1_000_000
-    log.position_for(fixed)
+    log.position_for(min(queue.fixed_size for queue in queues))
     while first < rows.count:
         start = log.end_offset
         file, position = log.files[-1], start - log.base
@@ -153,7 +157,9 @@ def append_batch(
     pieces = [_rows_of(batch.slice(first, CHUNK_ROWS), with_crc) for first in range(0, batch.num_rows, CHUNK_ROWS)]
     for number, rows in enumerate(pieces):  # all of them before the first is written
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
+    fixed_sizes = np.array([queue.fixed_size for queue in queues])[rows_queue]
     with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
+        store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)
         starts = [queue.next_offset for queue in queues]
         for number, rows in enumerate(pieces):
             _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues)

@@ -15,6 +15,7 @@ from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk, MappedFile, failed
 from stratalog.store.message import Message
+from stratalog.store.next_files import AHEAD_SIZE_MIN, NextFiles
 from stratalog.store.reading import record_at
 
 
@@ -51,6 +52,7 @@ class CommitLog:
         self.file_size = file_size
         self.lock = threading.Lock()
         self._disk = disk
+        self._next_files = NextFiles(disk, directory, file_size)
         self._files: list[MappedFile] = []
         self._failure: StoreFailed | None = None
         self._stopped: StoreFailed | None = None
@@ -84,10 +86,15 @@ class CommitLog:
     def load(self) -> None:
         """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
         self._disk.clear_unfinished(self.directory)
-        for name in _checked_names(self._disk, self.directory, self.file_size):
+        names = _checked_names(self._disk, self.directory, self.file_size)
+        for name in names:
             if self._files:  # only the last is written to: the others need no descriptor
                 self._files[-1].release()
-            self._files.append(self._disk.map(self.directory / name))
+            try:
+                self._files.append(self._disk.map(self.directory / name))
+            except FileNotFoundError:
+                if name != names[-1]:
+                    raise  # else a writer had made it ahead, and has just removed it as it was closed
         if self._files:
             self.first_offset = int(self._files[0].path.name)
         self.end_offset = self.durable_offset = self.first_offset + len(self._files) * self.file_size
@@ -126,7 +133,11 @@ class CommitLog:
     def _append_to(self, file: MappedFile) -> None:
         self.map = file.map
         self._view[LOG_ADDRESS], self._view[LOG_BASE] = file.address, int(file.path.name)
-        self._view[LOG_LIMIT] = self.file_size - BLANK.size
+        is_ahead = self.file_size >= AHEAD_SIZE_MIN
+        self._set_limit(self.file_size // 2 if is_ahead else self.file_size - BLANK.size)
+
+    def _set_limit(self, position: int) -> None:
+        self._view[LOG_LIMIT] = position
         if self._failure or self._stopped:  # meanwhile, by another thread
             self._view[LOG_LIMIT] = -1
 
@@ -140,23 +151,49 @@ class CommitLog:
         if self._failure or self._stopped:
             raise self._failure or self._stopped or AssertionError
         position = self.end_offset - self.base
-        if self.limit < 0 or position + total_size > self.limit:
+        end = position + total_size
+        if self.limit < 0 or end > self.file_size - BLANK.size:
             try:
                 self._roll()
             except OSError as error:
                 self.fail(failed(f"new file in {self.directory}", error))
                 raise self._failure or error from error
-            position = 0
+            return 0
+        if end > self.limit:
+            self._next_files.begin(self._behind)
+            self._set_limit(self.file_size - BLANK.size)
         return position
 
+    @property
+    def _behind(self) -> int:
+        """Log offset behind the newest file."""
+        return self.first_offset + len(self._files) * self.file_size
+
+    def reserve(self, record_sizes: NDArray[np.int64]) -> None:
+        """Make the files that records of these sizes, in this order, will roll into: then no full disk can stop them
+        half way. Raises `StoreFailed` or `DiskFull`; nothing is there then that was not before.
+        """
+        if self._failure or self._stopped:
+            raise self._failure or self._stopped or AssertionError
+        whole = self.file_size - BLANK.size
+        room = whole - (self.end_offset - self.base) if self._files else 0
+        ends = np.cumsum(record_sizes)
+        count = taken = before = 0
+        while (taken := int(np.searchsorted(ends, before + room, side="right"))) < ends.size:
+            before = int(ends[taken - 1]) if taken else 0
+            room = whole
+            count += 1
+        try:
+            self._next_files.reserve(self._behind, count)
+        except OSError as error:
+            self.fail(failed(f"new file in {self.directory}", error))
+            raise self._failure or error from error
+
     def _roll(self) -> None:
-        """Close the current file with a blank record and go on in a new one, which is allocated first: a full disk
+        """Close the current file with a blank record and go on in a new one, which is taken first: a full disk
         changes nothing."""
-        start = self.first_offset + len(self._files) * self.file_size
-        path = self.directory / offset_name(start)
-        self._disk.make_directory(self.directory)
-        self._disk.allocate(path, self.file_size)
-        file = self._disk.map(path)
+        start = self._behind
+        file = self._next_files.take(start)
         if self._files:
             position = self.end_offset - self.base
             if position + BLANK.size <= self.file_size:  # else it was closed before a crash
@@ -167,10 +204,12 @@ class CommitLog:
         self.end_offset = start
 
     def stop(self, reason: StoreFailed) -> None:
-        """Wait for an append under way and refuse every later one; what is there can still be flushed."""
+        """Wait for an append under way, refuse every later one, and remove files that nothing was put into; what is
+        there can still be flushed."""
         with self.lock:
             self._stopped = reason
             self._view[LOG_LIMIT] = -1
+            self._next_files.drop()
 
     def fail(self, reason: StoreFailed) -> None:
         """Refuse every later append."""
@@ -201,6 +240,8 @@ class CommitLog:
                 assert self._failure is not None
                 raise self._failure from error
             self.durable_offset = max(self.durable_offset, end)
+            for file in self._files[first:last]:  # full and durable
+                file.release()
         return self.durable_offset
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -9,24 +9,26 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from queue import SimpleQueue
 
 from stratalog.errors import StoreFailed
 from stratalog.store.commit_log import CommitLog
+
+_TOLD_AT_ONCE = 128
 
 
 class GroupCommit:
     """Waits until the log is durable up to an offset. Any thread may call `wait`."""
 
     def __init__(self, log: CommitLog) -> None:
-        self._log = log
+        self.log = log
         self._lock = threading.Lock()
         self._leading = False
         self._followers: list[threading.Lock] = []
 
     def wait(self, offset: int) -> None:
         """Return when every byte below `offset` is durable. Raises `StoreFailed` when the flush failed."""
-        log = self._log
+        log = self.log
         while log.durable_offset < offset:
             with self._lock:
                 if log.durable_offset >= offset:
@@ -47,7 +49,7 @@ class GroupCommit:
 
     def _lead(self) -> None:
         try:
-            self._log.sync()
+            self.log.sync()
         finally:  # also on KeyboardInterrupt: somebody else takes the lead, nobody hangs
             with self._lock:
                 followers, self._followers = self._followers, []
@@ -56,66 +58,104 @@ class GroupCommit:
                 latch.release()
 
 
-class FutureCommit:
-    """Durability as asyncio futures: one flush thread, one `call_soon_threadsafe` per flush and loop.
+class LoopCommit:
+    """Durability for event loops: all who wait share flushes, which one thread does.
 
-    `durable(offset)` must be called in the loop's thread.
+    A loop is woken once per flush, not once per message, and finds out for itself who is done: those who wait stand in
+    the order of the log. Loops of several threads may wait; a cancelled waiter concerns nobody else.
     """
 
     def __init__(self, commit: GroupCommit) -> None:
         self._commit = commit
-        self._pending: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._wake = threading.Event()
-        self._stopped = False
+        self._here = threading.local()
+        self._asked: SimpleQueue[_Waiters | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="stratalog-flush", daemon=True)
         self._thread.start()
 
     def durable(self, offset: int) -> "asyncio.Future[None]":
-        """A future that is done when every byte below `offset` is durable."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((future, offset))
-        if not self._wake.is_set():
-            self._wake.set()
+        """A future of the running loop that is done when every byte below `offset` is durable."""
+        loop = asyncio.get_running_loop()
+        waiters: _Waiters | None = getattr(self._here, "waiters", None)
+        if waiters is None or waiters.loop is not loop:
+            waiters = self._here.waiters = _Waiters(loop, self._commit.log, self.ask)
+        future: asyncio.Future[None] = loop.create_future()
+        waiters.pending.append((offset, future))
+        if not waiters.has_asked:
+            waiters.has_asked = True
+            self.ask(waiters)
         return future
 
+    def ask(self, waiters: "_Waiters") -> None:
+        """Let the flush that comes next wake these."""
+        with self._lock:  # nobody asks a thread that has gone
+            if not self._is_stopped:
+                self._asked.put(waiters)
+                return
+        self._flush_for([waiters])
+
     def _run(self) -> None:
-        while not self._stopped or self._pending:  # nobody who waits is left behind
-            self._wake.wait()
-            self._wake.clear()
-            pending = self._pending
-            batch = [pending.popleft() for _ in range(len(pending))]  # what comes meanwhile is of the next flush
-            if not batch:
-                continue
-            failure: BaseException | None = None
-            try:
-                self._commit.wait(max(offset for _, offset in batch))
-            except Exception as error:  # noqa: BLE001 - top of the thread: every waiter gets the reason
-                failure = error
-            _resolve(batch, failure)
+        is_stopped = False
+        while not is_stopped:
+            asked = [self._asked.get()]
+            asked += [self._asked.get() for _ in range(self._asked.qsize())]  # this thread alone takes
+            is_stopped = None in asked
+            self._flush_for([waiters for waiters in asked if waiters])
+
+    def _flush_for(self, asked: "list[_Waiters]") -> None:
+        failure: Exception | None = None
+        try:
+            self._commit.wait(self._commit.log.end_offset)
+        except Exception as error:  # noqa: BLE001 - top of the thread: every waiter gets the reason
+            failure = error
+        for waiters in asked:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                waiters.loop.call_soon_threadsafe(waiters.flushed, failure)
 
     def close(self) -> None:
-        self._stopped = True
-        self._wake.set()
+        """Flush once more for all who wait, then stop. Nothing may be put any more."""
+        with self._lock:
+            self._is_stopped = True
+            self._asked.put(None)
         self._thread.join()
 
 
-def _resolve(batch: list[tuple["asyncio.Future[None]", int]], failure: BaseException | None) -> None:
-    loops: dict[Any, list[asyncio.Future[None]]] = {}
-    for future, _ in batch:
-        loops.setdefault(future.get_loop(), []).append(future)
-    for loop, futures in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-            loop.call_soon_threadsafe(_set_all, futures, failure)
+class _Waiters:
+    """Who waits in one event loop, in the order of the log. Touched in the loop's thread only."""
 
+    __slots__ = ("_ask", "_log", "has_asked", "loop", "pending")
 
-def _set_all(futures: list["asyncio.Future[None]"], failure: BaseException | None) -> None:
-    for future in futures:
-        if future.done():
-            continue
-        if failure is None:
-            future.set_result(None)
-        else:
-            future.set_exception(failure)
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: CommitLog, ask: Callable[["_Waiters"], None]) -> None:
+        self.loop = loop
+        self._log = log
+        self._ask = ask
+        self.pending: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.has_asked = False
+
+    def flushed(self, failure: Exception | None) -> None:
+        """After a flush: let another begin for those who came meanwhile, and tell whom this one covered."""
+        self.has_asked = bool(self.pending) and self.pending[-1][0] > self._log.durable_offset and not failure
+        if self.has_asked:
+            self._ask(self)
+        self._tell(failure)
+
+    def _tell(self, failure: Exception | None) -> None:
+        """Resolve those whose messages are durable, or everybody when the flush failed. Not all in one turn of the
+        loop: between turns the flush thread gets the interpreter, so that the next flush runs beside the next puts."""
+        durable, pending = self._log.durable_offset, self.pending
+        for _ in range(min(len(pending), _TOLD_AT_ONCE)):
+            if pending[0][0] > durable and not failure:
+                return
+            offset, future = pending.popleft()
+            if future.done():  # cancelled
+                continue
+            if offset <= durable:
+                future.set_result(None)
+            elif failure:
+                future.set_exception(failure)
+        if pending:
+            self.loop.call_soon(self._tell, failure)
 
 
 class Periodic:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 import pyarrow as pa
 
-from stratalog.errors import IllegalMessage
+from stratalog.errors import DiskFull, IllegalMessage
 from stratalog.kernels.encode import (
     COLUMN_DATA,
     COLUMN_OFFSETS,
@@ -145,6 +145,8 @@ def put_list(
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
     check_born_timestamp(born_timestamp)
+    if not count:
+        return []
     if isinstance(properties, bytes):
         _check_not_delayed(queue.topic, properties)
     for text in texts if b"\0" in (stored := b"".join(texts)) else ():
@@ -166,14 +168,8 @@ def put_list(
         raise IllegalMessage("flags: each must fit 32 bits; nothing was written") from None
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
-    if not count or not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece:
-        extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_batchable)
-        for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):  # all before the first is written
-            _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
-        return [
-            queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
-            for body, text, flag in zip(bodies, texts, flags or [0] * count, strict=True)
-        ]
+    if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece:
+        return _put_one_by_one(store, queue, bodies, texts, flags, born_timestamp, born_host)
     joined = pa.py_buffer(b"".join(bodies))
     with store.log.lock:
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
@@ -183,6 +179,33 @@ def put_list(
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,
         )  # fmt: skip
+
+
+def _put_one_by_one(
+    store: "MessageStore",
+    queue: Queue,
+    bodies: Sequence[bytes],
+    texts: Sequence[bytes],
+    flags: Sequence[int] | None,
+    born_timestamp: int,
+    born_host: Host | None,
+) -> list[Receipt]:
+    """A list that no kernel writes, or that one file does not hold: checked as a whole, and room made for, before."""
+    extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_batchable)
+    for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):
+        _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
+    sizes = [queue.fixed_size + extra + len(body) + len(text) for body, text in zip(bodies, texts, strict=True)]
+    with store.log.lock:
+        store.log.reserve(np.array(sizes, np.int64))
+    receipts: list[Receipt] = []
+    for body, text, flag in zip(bodies, texts, flags or [0] * len(bodies), strict=True):
+        try:
+            receipts.append(
+                queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
+            )
+        except DiskFull as error:  # others took the room meanwhile
+            raise DiskFull(f"{error}; the first {len(receipts):,} messages of this list were put") from error
+    return receipts
 
 
 def _check_not_delayed(topic: str, properties: bytes) -> None:

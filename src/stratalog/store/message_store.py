@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, StoreFailed, StratalogError
+from stratalog.kernels import put as native_put
+from stratalog.kernels.put_words import StoreWords
 from stratalog.layout import names
 from stratalog.layout.light import is_light_name
 from stratalog.layout.message import Host
@@ -19,7 +21,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.disk import ClockNs, Disk, failed
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
-from stratalog.store.flush import FutureCommit, GroupCommit, Periodic
+from stratalog.store.flush import GroupCommit, LoopCommit, Periodic
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.message import Message
 from stratalog.store.queue import Queue
@@ -55,8 +57,9 @@ class MessageStore:
         self.derived_failure: StoreFailed | None = None
         self._release: Callable[[], None] | None = None
         self._queues: dict[tuple[str, int], Queue] = {}
+        self._words: StoreWords | None = None
         self._queues_lock = threading.Lock()
-        self._futures: FutureCommit | None = None
+        self._futures: LoopCommit | None = None
         self._threads: list[Periodic] = []
         self.topic_table = Topics(root, disk)
         self.log = CommitLog(root / names.COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
@@ -169,7 +172,16 @@ class MessageStore:
                     self.catch_up()
                     end = self._dispatcher.queue(topic, queue_id).end_offset
                     queue = self._queues[topic, queue_id] = Queue(self, topic, queue_id, end)
+                    if queue.is_native:
+                        self._put_natively(queue)
         return queue
+
+    def _put_natively(self, queue: Queue) -> None:
+        """Let compiled code stand before `put` for this queue."""
+        if self._words is None:
+            self._words = StoreWords(self.put)
+            vars(self)["put"] = native_put.put.bind(self._words.owner)
+        self._words.add(queue.topic, queue.queue_id, queue.words)
 
     def put(
         self,
@@ -182,12 +194,14 @@ class MessageStore:
         unique_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         born_timestamp: int = 0,
+        wait: bool = True,
     ) -> Receipt:
         """Append one message, see `Queue.put`."""
         queue = self._queues.get((topic, queue_id)) or self.queue(topic, queue_id)
         return queue.put(
-            body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp
-        )
+            body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp,
+            wait=wait,
+        )  # fmt: skip
 
     def put_many(
         self, topic: str, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, queue_id: int = 0
@@ -214,14 +228,17 @@ class MessageStore:
 
         Takes what `put` takes. Thousands may be in flight: they share flushes.
         """
-        queue = self._queues.get((topic, queue_id)) or self.queue(topic, queue_id)
-        receipt = queue.put(body, wait=False, **given)
+        receipt = self.put(topic, body, queue_id=queue_id, wait=False, **given)
         if self.settings.flush != "sync":
             return receipt
-        if self._futures is None:
-            self._futures = FutureCommit(self.commit)
-        await self._futures.durable(receipt.end_offset)
+        await (self._futures or self._start_futures()).durable(receipt.end_offset)
         return receipt
+
+    def _start_futures(self) -> LoopCommit:
+        with self._queues_lock:
+            if self._futures is None:
+                self._futures = LoopCommit(self.commit)
+            return self._futures
 
     def append(
         self, batch: "pa.RecordBatch | pa.Table", *, topic: str | None = None, queue_id: int | None = None

@@ -1,8 +1,6 @@
 """One queue as its users see it: put and read."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
@@ -10,7 +8,7 @@ from fastcrc import crc32 as _crc32
 from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
-from stratalog.kernels.put_words import NEXT_OFFSET, QueueWords
+from stratalog.kernels.put_words import CLOCK, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.light import LIGHT_LEAD, is_light
 from stratalog.layout.message import (
@@ -26,12 +24,13 @@ from stratalog.layout.message import (
     Host,
 )
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
-from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER_SIZE
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
-from stratalog.store.message import Message, message_at
+from stratalog.store.message import Message
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
+from stratalog.store.reading import not_there, plain_messages, read_queue
 from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
 from stratalog.store.special_put import put_batch
 from stratalog.store.special_read import batch_messages, light_messages
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
 _crc = _crc32.iso_hdlc
 _pack_head = PUT_HEAD.struct.pack
 _pack_size = PROPERTIES_LENGTH.struct.pack
-_READ_CHUNK_UNITS = 4096
-_FOLLOW_PAUSE_S = 0.005
+_SHAPES_MAX = 1024
 _SEPARATORS = (NAME_END + VALUE_END).encode()
 
 
@@ -79,11 +77,13 @@ class Queue:
         """Messages without this property are plain though the topic's may stand in light queues."""
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
-        self._words = QueueWords(
+        self.words = QueueWords(
             self._log.words, queue_id=queue_id, next_offset=next_offset, topic=name, host=self._born,
             body_size_max=self._size_max, waits=self._sync is not None,
         )  # fmt: skip
-        if self.is_plain and HOLDS_THE_GIL:
+        self.is_native = self.is_plain and HOLDS_THE_GIL and not self._log.failure
+        """Whether its messages are put by compiled code as long as they are plain."""
+        if self.is_native:
             self._bind_native()
 
     def __repr__(self) -> str:
@@ -94,20 +94,17 @@ class Queue:
     @property
     def next_offset(self) -> int:
         """Queue offset of the next message put."""
-        return self._words.view[NEXT_OFFSET]
+        return self.words.view[NEXT_OFFSET]
 
     @next_offset.setter
     def next_offset(self, offset: int) -> None:
-        self._words.view[NEXT_OFFSET] = offset
+        self.words.view[NEXT_OFFSET] = offset
 
     def _bind_native(self) -> None:
         """Let compiled code stand before `put` and `put_raw`: it does what is plain, and calls them for the rest."""
-        self._words.set_objects(
-            clock=self._clock_ns, locked=self._log.lock.locked, receipt=Receipt, host=self.host, put=self.put,
-            put_raw=self.put_raw,
-        )  # fmt: skip
-        vars(self)["put"] = native_put.put.bind(self._words.owner)
-        vars(self)["put_raw"] = native_put.put_raw.bind(self._words.owner)
+        self.words.set_objects(CLOCK, self._clock_ns, self._log.lock.locked, Receipt, self.host, self.put, self.put_raw)
+        vars(self)["put"] = native_put.put.bind(self.words.owner)
+        vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
 
     def put(
         self,
@@ -141,6 +138,8 @@ class Queue:
                 return self._append(body, b"", born_timestamp, wait)
         shape = self._shapes.get(shape_key)
         if shape is None:
+            if len(self._shapes) >= _SHAPES_MAX:  # names that are made up as they come would fill the memory
+                self._shapes.clear()
             shape = self._shapes[shape_key] = shape_of(shape_key[:3], shape_key[3:])
         template, order, count = shape
         try:
@@ -158,7 +157,9 @@ class Queue:
         return self._append(body, properties, born_timestamp, wait)
 
     def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:
-        """The hot path: one lock, one pack, one join, one store into the mapping."""
+        """The same in Python, for what the native put hands over: one lock, one pack, one join, one store."""
+        if type(body) is not bytes:
+            body = bytes(memoryview(body))  # of any buffer; others may change it meanwhile
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
@@ -306,53 +307,13 @@ class Queue:
         if isinstance(known, BatchQueue):
             yield from batch_messages(self, known, start, left, follow)
             return
-        decode = partial(light_messages, self) if is_light(self.topic) else self._decode
-        while left > 0:
-            self.store.catch_up()
-            units = known.units(start, min(left, _READ_CHUNK_UNITS))
-            if not units:
-                if not follow:
-                    return
-                time.sleep(_FOLLOW_PAUSE_S)
-                continue
-            try:
-                yield from decode(units, start)
-            except ValueError:  # a mapping was closed under us
-                self.store.catch_up()
-                raise
-            start += len(units) // UNIT.size
-            left -= len(units) // UNIT.size
-
-    def _decode(self, units: bytes, start: int) -> Iterator[Message]:
-        """Messages of units; consecutive ones mostly lie in one file, so its mapping is looked up only at a change."""
-        log, topic, decode = self._log, self.topic, message_at
-        low = high = 0
-        mapping: Any = None
-        for commit_log_offset, size, _ in UNIT.struct.iter_unpack(units):
-            if size == FILLER_SIZE:
-                start += 1
-                continue
-            if not low <= commit_log_offset < high:
-                try:
-                    file, position = log.file_at(commit_log_offset)
-                except IndexError:
-                    raise self.not_there(start, commit_log_offset) from None
-                mapping, low = file.map, commit_log_offset - position
-                high = low + file.size
-            message = decode(mapping, commit_log_offset - low, topic)
-            if message.queue_offset != start or message.commit_log_offset != commit_log_offset:
-                raise self.not_there(start, commit_log_offset)
-            yield message
-            start += 1
+        yield from read_queue(
+            self, start, left, follow=follow, messages_of=light_messages if is_light(self.topic) else plain_messages
+        )
 
     def not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
         """The error of a unit that leads to no record of its queue."""
-        return CorruptData(
-            f"queue {self.topic}/{self.queue_id} offset {queue_offset} points to a record that is not there; "
-            "run `stratalog verify`, then rebuild the queue from the log",
-            path=str(self._log.directory),
-            position=commit_log_offset,
-        )
+        return not_there(self, queue_offset, commit_log_offset)
 
     def read_arrow(
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
