@@ -36,8 +36,8 @@ def main() -> int:
                 f"{name}: {rows[-1].cases:,} cases, {rows[-1].failed} violations, {rows[-1].seconds:.1f} s\n"
             )
     finally:
-        shutil.rmtree(folder)
-        shutil.rmtree(disk_folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(disk_folder, ignore_errors=True)
     return 0 if show(rows, torture) else 1
 
 

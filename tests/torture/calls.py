@@ -24,11 +24,11 @@ from torture.smoke import Diary, body_of, compare_reopened, live
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 
 
-def trace_of(root: Path) -> list[tuple[str, str]]:
+def trace_of(root: Path, *, in_one_thread: bool = False) -> list[tuple[str, str]]:
     """The calls of a life in which nothing fails: the same in every life."""
     with pytest.MonkeyPatch.context() as patch:
         calls = install(patch, root)
-        live(root, Diary())
+        live(root, Diary(), in_one_thread=in_one_thread)
     shutil.rmtree(root)
     return calls.calls
 
@@ -42,7 +42,7 @@ def points(torture: Torture, count: int) -> range:
 def ended(torture: Torture, row: Row) -> None:
     """The process ends at the n-th call: as with kill -9, nothing tidies up."""
     folder = torture.place("ended")
-    trace = trace_of(folder / "trace")
+    trace = trace_of(folder / "trace", in_one_thread=True)  # the end must reach whoever put, not a thread
     for number in points(torture, len(trace)):
         if not torture.wants(number):
             continue
@@ -52,7 +52,7 @@ def ended(torture: Torture, row: Row) -> None:
                 calls = install(patch, root)
                 calls.stop_at = number
                 with contextlib.suppress(Stopped):
-                    live(root, diary)
+                    live(root, diary, in_one_thread=True)
             assert calls.stopped
             compare_reopened(root, diary)
         shutil.rmtree(folder / "store", ignore_errors=True)

@@ -7,6 +7,7 @@ what a case raises into a violation with the command that repeats it.
 
 import contextlib
 import random
+import signal
 import sys
 import time
 import traceback
@@ -53,11 +54,13 @@ class Row:
         return self.lost + self.wrong_prefix + self.undetected + self.other
 
     @contextlib.contextmanager
-    def case(self, name: object) -> Iterator[None]:
-        """Count a case; what it raises is a violation. `Exception` is meant: a case may fail in any way."""
+    def case(self, name: object, *, seconds: float = 120.0) -> Iterator[None]:
+        """Count a case; what it raises is a violation, and so is taking longer than `seconds`. `Exception` is meant: a
+        case may fail in any way. Main thread only."""
         self.cases += 1
         try:
-            yield
+            with _alarm(seconds):
+                yield
         except NotHere:
             self.cases -= 1
             raise
@@ -77,6 +80,22 @@ class Row:
         place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         text = str(error).strip().splitlines()[:1] or [""]
         self.violations.append(f"{self.what}, case {name}: {type(error).__name__}: {text[0][:300]}{place}")
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in the main thread when the block takes longer."""
+
+    def ring(*given: object) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)

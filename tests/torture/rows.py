@@ -1,6 +1,7 @@
 """The rows of the table, in order."""
 
 from torture.calls import ended, errors, traced
+from torture.flips import with_record_crc, without_record_crc
 from torture.kills import kills
 from torture.power import disks, pages
 from torture.report import RowFunction
@@ -13,4 +14,6 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "pages": ("power cut, page by page", pages),
     "ext4": ("power cut on ext4 (shutdown ioctl)", disks("ext4")),
     "xfs": ("power cut on XFS (shutdown ioctl)", disks("xfs")),
+    "flips": ("bits flipped, with record CRC", with_record_crc),
+    "plain-flips": ("bits flipped, records as RocketMQ's default", without_record_crc),
 }

@@ -84,15 +84,16 @@ def plainly(store: MessageStore, put: Callable[[], None]) -> None:
     put()
 
 
-def live(root: Path, diary: Diary, attempt: Attempt = plainly, open_store: Callable[..., Any] = stratalog.open) -> None:
-    """The whole life. Raises what the store raises."""
+def live(root: Path, diary: Diary, attempt: Attempt = plainly, *, in_one_thread: bool = False) -> None:
+    """The whole life. Raises what the store raises. `in_one_thread` leaves out what is flushed by a thread."""
+    ways = [way for way in WAYS if way is not _put_async or not in_one_thread]
     clock = Clock()
     for opening in range(3):
         if opening == 2:
             leave_as_crashed(root)
-        with open_store(root, clock_ns=clock, **SETTINGS) as store:
+        with stratalog.open(root, clock_ns=clock, **SETTINGS) as store:
             for round_number in range(ROUNDS):
-                for way in WAYS:
+                for way in ways:
                     attempt(store, lambda way=way, store=store: way(store, diary))  # type: ignore[misc]
                 clock.now_ms += 1000
                 if round_number % 3 == 1:
