@@ -31,7 +31,7 @@ assert [field.name for field in HEADER.fields] == [
     "next_item",
 ]
 
-_SLOTS, _SLOT_SIZE, _ITEM_SIZE = slots_position(), SLOT.size, ITEM.size
+_SLOTS, _SLOT_SIZE, ITEM_SIZE = slots_position(), SLOT.size, ITEM.size
 _KEY_HASH, _COMMIT_LOG_OFFSET = ITEM.position("key_hash"), ITEM.position("commit_log_offset")
 _SECONDS, _PREVIOUS = ITEM.position("seconds"), ITEM.position("previous_item")
 _SECONDS_MAX = 2**31 - 1
@@ -53,6 +53,72 @@ def key_hash_of(hash_code: int) -> int:
 
 
 @part
+def key_prefix(topic: int, size: int) -> int:
+    """Hash of what stands before a key in the hashed text: the topic's UTF-8 and the separator."""
+    return _BASE * java_hash(NO_PREFIX, topic, size) + _SEPARATOR
+
+
+@part
+def items_of(index_address: int, slot_count: int) -> int:
+    """Where item 0 would stand."""
+    return index_address + _SLOTS + _SLOT_SIZE * slot_count
+
+
+@part
+def slot_of(index_address: int, slot_count: int, key_hash: int) -> int:
+    """Where a hash's slot is."""
+    return index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count)
+
+
+@part
+def newest_item(index_address: int, slot_count: int, key_hash: int) -> int:
+    """Number of the newest item in a hash's slot; 0 (or nonsense, after a crash) when there is none."""
+    return load_i32(slot_of(index_address, slot_count, key_hash))
+
+
+CLOCK_STEP_MS_MAX = 86_400_000
+"""A clock may have been set back by this much between two messages, and queries bounded by time still find both."""
+
+
+@part
+def next_match(
+    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int, steps: int
+) -> tuple[int, int]:
+    """The newest item from `number` on with this hash whose time (ms, cut to seconds) lies in [begin, end]; 0 for none.
+
+    Links are followed downwards from below `above` only, so that a walk ends in a file that a crash left
+    (IndexFile.selectPhyOffset); it also ends after so many steps. Returns (item, steps left).
+
+    Times need not ascend: the walk goes on for CLOCK_STEP_MS_MAX below `begin`, and an item of second 0, which may stand
+    for a time before the file's begin, is taken whatever `end` is: the caller looks at the record.
+    """
+    while 0 < number < above and steps > 0:
+        item = items_address + ITEM_SIZE * number
+        seconds = load_i32(item + _SECONDS)
+        timestamp = begin_timestamp + seconds * _MS
+        if seconds < 0:
+            return 0, steps
+        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp and (timestamp <= end or seconds == 0):
+            return number, steps
+        if timestamp + CLOCK_STEP_MS_MAX < begin:
+            return 0, steps
+        above, number, steps = number, load_i32(item + _PREVIOUS), steps - 1
+    return 0, steps
+
+
+@part
+def item_offset(items_address: int, number: int) -> int:
+    """Log offset of an item's record."""
+    return load_i64(items_address + ITEM_SIZE * number + _COMMIT_LOG_OFFSET)
+
+
+@part
+def previous_item(items_address: int, number: int) -> int:
+    """The item before this one in its slot."""
+    return load_i32(items_address + ITEM_SIZE * number + _PREVIOUS)
+
+
+@part
 def _put(
     index_address: int,
     items_address: int,
@@ -70,7 +136,7 @@ def _put(
         previous = 0
     begin = header[HEADER_BEGIN_TIMESTAMP]
     seconds = (store_timestamp - begin) // _MS if begin > 0 else 0
-    item = items_address + _ITEM_SIZE * number
+    item = items_address + ITEM_SIZE * number
     store_i32(item + _KEY_HASH, key_hash)
     store_i64(item + _COMMIT_LOG_OFFSET, commit_log_offset)
     store_i32(item + _SECONDS, min(max(seconds, 0), _SECONDS_MAX))
@@ -117,7 +183,7 @@ def put_keys(
         begin, end = properties_of(record)
         tags, tags_size, keys, keys_size, unique, unique_size, _, _ = named_values(begin, end)
         topic, topic_size = topic_of(record)
-        prefix = _BASE * java_hash(NO_PREFIX, topic, topic_size) + _SEPARATOR
+        prefix = key_prefix(topic, topic_size)
         timestamp, key = store_timestamp_of(record), 0
         if unique_size:
             if key >= skipped:
@@ -160,45 +226,27 @@ def put_keys(
     return count, 0
 
 
-@part
-def newest_item(index_address: int, slot_count: int, key_hash: int) -> int:
-    """Number of the newest item in a hash's slot; 0 (or nonsense, after a crash) when there is none."""
-    return load_i32(index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count))
+@kernel
+def rebuild_slots(items_address: int, slot_count: int, next_item: int, end_offset: int, slots_address: int) -> int:
+    """Enter the items 1 to `next_item - 1` into empty slots, as `put_keys` did; returns how many slots are used.
 
-
-@part
-def next_match(
-    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int
-) -> int:
-    """The newest item from `number` on with this hash whose time (ms, cut to seconds) lies in [begin, end]; 0 for none.
-
-    Links are followed downwards from below `above` only, so that a walk ends in a file that a crash left
-    (IndexFile.selectPhyOffset).
+    -1 when an item is not what it can have been: the log offsets ascend and stay below `end_offset`, and each item
+    leads to the one that its slot led to before. Reads the items only, writes the slots only.
     """
-    while 0 < number < above:
-        item = items_address + _ITEM_SIZE * number
-        seconds = load_i32(item + _SECONDS)
-        timestamp = begin_timestamp + seconds * _MS
-        if seconds < 0:
-            return 0
-        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp <= end:
-            return number
-        if timestamp < begin:
-            return 0
-        above, number = number, load_i32(item + _PREVIOUS)
-    return 0
-
-
-@part
-def item_offset(items_address: int, number: int) -> int:
-    """Log offset of an item's record."""
-    return load_i64(items_address + _ITEM_SIZE * number + _COMMIT_LOG_OFFSET)
-
-
-@part
-def previous_item(items_address: int, number: int) -> int:
-    """The item before this one in its slot."""
-    return load_i32(items_address + _ITEM_SIZE * number + _PREVIOUS)
+    used, newest = 0, 0
+    for number in range(1, next_item):
+        item = items_address + ITEM_SIZE * number
+        key_hash, offset = load_i32(item + _KEY_HASH), load_i64(item + _COMMIT_LOG_OFFSET)
+        if key_hash < 0 or offset < newest or offset >= end_offset:
+            return -1
+        newest = offset
+        slot = slots_address + _SLOT_SIZE * (key_hash % slot_count)
+        previous = load_i32(slot)
+        if previous != load_i32(item + _PREVIOUS):
+            return -1
+        used += previous == 0
+        store_i32(slot, number)
+    return used
 
 
 @kernel
@@ -217,12 +265,12 @@ def find_items(
 
     `begin_timestamp` and `next_item` are the header's. Returns how many were found, at most `out.size`.
     """
-    items = index_address + _SLOTS + _SLOT_SIZE * slot_count
+    items = items_of(index_address, slot_count)
     above = min(next_item + 1, item_capacity) if next_item > 1 else 0
     number = newest_item(index_address, slot_count, key_hash)
     found = 0
     while found < out.size:
-        number = next_match(items, number, above, begin_timestamp, key_hash, begin, end)
+        number, _ = next_match(items, number, above, begin_timestamp, key_hash, begin, end, item_capacity)
         if number == 0:
             break
         out[found] = item_offset(items, number)

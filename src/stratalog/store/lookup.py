@@ -1,0 +1,156 @@
+"""Messages by key: the index leads to candidates, their records decide."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.errors import ConfigurationError, IllegalMessage
+from stratalog.kernels import lookup as native
+from stratalog.kernels.jit import HOLDS_THE_GIL
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import MappedFile
+from stratalog.store.index_file import Index, IndexFile
+from stratalog.store.message import Message
+from stratalog.store.reading import borrowed, record_at
+
+TIME_MAX = 2**63 - 1
+_TIME_MIN = -(2**62)
+_INDEX_STEP_MS = 1000
+"""The index knows seconds only: a message may be this much younger than its item says."""
+_KEYS_AT_ONCE = 512
+"""Keys of one native call, 0.5 ms: other threads wait meanwhile."""
+
+
+@cache
+def _native() -> Callable[..., int]:
+    return native.find_keys.bind((Message, None, b"replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Log and index as the native look-up sees them; `views` keep the memory mapped while somebody has the table."""
+
+    words: NDArray[np.int64]
+    address: int
+    log_files: tuple[MappedFile, ...]
+    index_files: tuple[IndexFile, ...]
+    views: tuple[Any, ...]
+
+    def is_of(self, log: CommitLog, index: Index) -> bool:
+        return _same_ends(self.log_files, log.files) and _same_ends(self.index_files, index.files)
+
+
+def _same_ends(known: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether no file has come or gone: files are added at the end, and removed from either."""
+    if len(known) != len(now):
+        return False
+    return not known or (known[0] is now[0] and known[-1] is now[-1])
+
+
+class Lookup:
+    """Finds the messages of a topic by key or unique key. Any thread may ask."""
+
+    def __init__(self, log: CommitLog, index: Index | None) -> None:
+        self._log = log
+        self._index = index
+        self._known: _Table | None = None
+
+    def close(self) -> None:
+        """Let go of the mappings."""
+        self._known = None
+
+    def messages(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> list[list[Message]]:
+        """For each key the newest `limit` messages that carry it and were stored in [begin, end] ms, oldest first.
+
+        Raises `ConfigurationError` without an index, `CorruptData` where a record of a key is damaged.
+        """
+        if self._index is None:
+            raise no_index()
+        if limit <= 0:
+            return [[] for _ in keys]
+        begin, end, limit = max(begin, _TIME_MIN), min(end, TIME_MAX), min(limit, TIME_MAX)
+        found: list[list[Message]] = []
+        while len(found) < len(keys):
+            if HOLDS_THE_GIL:
+                self._add_natively(topic, keys, found, begin, end, limit)
+            if len(found) < len(keys):  # what the native look-up leaves over
+                found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))
+        for number, hits in enumerate(found):
+            if len(hits) > 1:
+                found[number] = _in_order(hits)
+        return found
+
+    def _add_natively(
+        self, topic: str, keys: list[str], found: list[list[Message]], begin: int, end: int, limit: int
+    ) -> None:
+        first = len(found)
+        while first < len(keys):
+            last = min(first + _KEYS_AT_ONCE, len(keys))
+            table = self._table()
+            done = _native()(topic, keys, first, last, begin, end, limit, self._log.end_offset, table.address, found)
+            if done < 0:
+                record_at(self._log, -1 - done)  # raises
+            if done < last:
+                return
+            first = last
+
+    def _table(self) -> _Table:
+        index, log, known = self._index, self._log, self._known
+        assert index is not None
+        if known is None or not known.is_of(log, index):
+            log_files, index_files = tuple(log.files), tuple(index.files)
+            first_offset = int(log_files[0].path.name) if log_files else 0
+            words = [
+                index.slot_count, index.item_capacity, first_offset, log.file_size, len(log_files), len(index_files),
+            ]  # fmt: skip
+            views = [borrowed(file) for file in (*log_files, *(file.mapped for file in index_files))]
+            words += [file.address for file in log_files]
+            for file in index_files:
+                words += [file.mapped.address, file.header.ctypes.data]
+            table = np.array(words, np.int64)
+            known = self._known = _Table(table, table.ctypes.data, log_files, index_files, tuple(views))
+        return known
+
+    def _by_candidates(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[Message]:
+        """The same for one key in Python, newest first."""
+        if not isinstance(key, str):
+            raise IllegalMessage(f"key {key!r} is no text")
+        hits: list[Message] = []
+        for offset in self.candidates(topic, key, begin=begin - _INDEX_STEP_MS, end=end):
+            if not self._log.first_offset <= offset < self._log.end_offset:
+                continue  # the record has gone by retention, its index item not yet
+            message = record_at(self._log, offset)
+            carries = message.topic == topic and (key in message.keys or (key and key == message.unique_key))
+            if carries and begin <= message.store_timestamp <= end:
+                hits.append(message)
+                if len(hits) == limit:
+                    break
+        return hits
+
+    def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
+        """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
+        if self._index is None:
+            raise no_index()
+        return _each_once(self._index.offsets(topic, key, begin=begin, end=end))
+
+
+def no_index() -> ConfigurationError:
+    return ConfigurationError("this store was opened with message_index_enable=False: it cannot look up keys")
+
+
+def _in_order(hits: list[Message]) -> list[Message]:
+    """Oldest first, each once."""
+    by_offset = {message.commit_log_offset: message for message in hits}
+    return [by_offset[offset] for offset in sorted(by_offset)]
+
+
+def _each_once(offsets: Iterable[int]) -> Iterator[int]:
+    seen: set[int] = set()
+    for offset in offsets:
+        if offset not in seen:
+            seen.add(offset)
+            yield offset
