@@ -82,7 +82,8 @@ def java_reading(rocketmq: RocketMQ) -> Reading:
     queues = rocketmq.ask("read")["queues"]
     for queue in queues:
         assert queue["next_offset"] == queue["max_offset"], queue
-        assert len(queue["messages"]) == queue["max_offset"] - queue["min_offset"]
+        count = sum(message["batch_count"] for message in queue["messages"])
+        assert count == queue["max_offset"] - queue["min_offset"], queue
     return {(queue["topic"], queue["queue_id"]): queue["messages"] for queue in queues if queue["max_offset"]}
 
 

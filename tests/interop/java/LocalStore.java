@@ -230,7 +230,7 @@ final class LocalStore {
             if (found.getStatus() != GetMessageStatus.FOUND || found.getNextBeginOffset() <= offset) {
                 throw new IllegalStateException(queue.getTopic() + "/" + queue.getQueueId() + " at " + offset + ": " + found.getStatus());
             }
-            for (int i = 0; i < found.getMessageCount(); i++) {
+            for (int i = 0; i < found.getMessageBufferList().size(); i++) { // a batch counts as many
                 long at = found.getMessageQueueOffset().get(i);
                 messages.add(Records.seen(found.getMessageBufferList().get(i)).fluentPutAll(Records.seen(at, queue.get(at))));
             }
