@@ -47,7 +47,12 @@ class StoreSettings:
     max_message_size: int = message.BODY_SIZE_MAX
     message_delay_level: str = names.DELAY_LEVELS
     flush_interval_commit_log: int = 500
-    """Pause between two async flushes, ms: the bound of what a power cut can take under async flush."""
+    """Pause between two async flushes, ms: with `flush_commit_log_least_pages` 0 the bound of what a power cut can take
+    under async flush."""
+    flush_commit_log_least_pages: int = 0
+    """An async flush waits until so many pages of 4 KiB are dirty, or `flush_commit_log_thorough_interval` ms have
+    passed. RocketMQ's default is 4: a trickle of messages may then be lost for 10 s; 0 flushes whatever there is."""
+    flush_commit_log_thorough_interval: int = 10_000
     flush_interval_consume_queue: int = 1000
     store_host: str = str(message.LOCALHOST)
     """Host and port written into each record, and so into message ids."""
@@ -108,6 +113,8 @@ class StoreSettings:
             ("max_index_num", 2),
             ("max_message_size", 1),
             ("flush_interval_commit_log", 1),
+            ("flush_commit_log_least_pages", 0),
+            ("flush_commit_log_thorough_interval", 0),
             ("flush_interval_consume_queue", 1),
         ):
             value = getattr(self, name)

@@ -244,6 +244,17 @@ class CommitLog:
                 file.release()
         return self.durable_offset
 
+    @property
+    def oldest_unflushed_timestamp(self) -> int | None:
+        """Store time in ms of the first message that is not durable, None when all are."""
+        offset, end = self.durable_offset, self.end_offset
+        if offset >= end:
+            return None
+        file, position = self.file_at(offset)
+        left = file.map[position : position + BLANK.size]
+        is_full = len(left) < BLANK.size or BLANK.unpack(left).magic == MAGIC_BLANK
+        return self.message(offset - position + self.file_size if is_full else offset).store_timestamp
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def message(self, commit_log_offset: int, topic: str | None = None) -> Message:

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from stratalog.errors import StoreFailed
+from stratalog.layout.properties import WAIT, find_property
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import ClockNs
 
 _TOLD_AT_ONCE = 128
+_PAGE_SIZE = 4096
+_WAIT = WAIT.encode()
 
 
 class GroupCommit:
@@ -156,6 +160,35 @@ class _Waiters:
                 future.set_exception(failure)
         if pending:
             self.loop.call_soon(self._tell, failure)
+
+
+class TimedFlush:
+    """When an async flush is due (FlushRealTimeService): with enough dirty pages, or after long enough."""
+
+    def __init__(self, log: CommitLog, *, least_pages: int, thorough_interval_ms: int, clock_ns: ClockNs) -> None:
+        self._log = log
+        self._least_pages = least_pages
+        self._thorough_interval_ns = thorough_interval_ms * 1_000_000
+        self._clock_ns = clock_ns
+        self._thorough_ns = clock_ns()
+
+    def is_due(self) -> bool:
+        """Whether to flush now. The answer yes for the time that passed starts that time again."""
+        now = self._clock_ns()
+        if not 0 <= now - self._thorough_ns < self._thorough_interval_ns:
+            self._thorough_ns = now
+            return True
+        return self._log.end_offset // _PAGE_SIZE - self._log.durable_offset // _PAGE_SIZE >= self._least_pages
+
+
+def is_wait(value: str | None) -> bool:
+    """Whether a message with this property `WAIT` is waited for: any but `true` says no (Message.isWaitStoreMsgOK)."""
+    return value is None or value.lower() == "true"
+
+
+def asks_to_wait(properties: bytes) -> bool:
+    """The same of encoded properties."""
+    return is_wait(find_property(properties, _WAIT)) if _WAIT in properties else True
 
 
 class Periodic:

@@ -16,12 +16,13 @@ from stratalog.kernels.put_words import StoreWords
 from stratalog.layout import names
 from stratalog.layout.light import is_light_name
 from stratalog.layout.message import Host
+from stratalog.layout.properties import WAIT
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.disk import ClockNs, Disk, failed
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
-from stratalog.store.flush import GroupCommit, LoopCommit, Periodic
+from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.message import Message
 from stratalog.store.queue import Queue
@@ -64,6 +65,10 @@ class MessageStore:
         self.topic_table = Topics(root, disk)
         self.log = CommitLog(root / names.COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
         self.commit = GroupCommit(self.log)
+        self._timed_flush = TimedFlush(
+            self.log, least_pages=settings.flush_commit_log_least_pages,
+            thorough_interval_ms=settings.flush_commit_log_thorough_interval, clock_ns=clock_ns,
+        )  # fmt: skip
         self.index: Index | None = None
         if settings.message_index_enable:
             self.index = Index(
@@ -110,8 +115,8 @@ class MessageStore:
             return
         self._flush_all()
         self._threads = [
-            Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_log),
-            Periodic("stratalog-dispatch", self.settings.flush_interval_consume_queue, self._flush_all),
+            Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_when_due),
+            Periodic("stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due),
         ]
 
     def close(self) -> None:
@@ -229,7 +234,8 @@ class MessageStore:
         Takes what `put` takes. Thousands may be in flight: they share flushes.
         """
         receipt = self.put(topic, body, queue_id=queue_id, wait=False, **given)
-        if self.settings.flush != "sync":
+        properties = given.get("properties")
+        if self.settings.flush != "sync" or (properties and not is_wait(properties.get(WAIT))):
             return receipt
         await (self._futures or self._start_futures()).durable(receipt.end_offset)
         return receipt
@@ -277,6 +283,12 @@ class MessageStore:
         (under sync flush: to what is not durable)."""
         return max(0, self.log.end_offset - self._dispatcher.progress.offset)
 
+    @property
+    def oldest_unflushed_ms(self) -> int:
+        """Age in milliseconds of the oldest message that a power cut would take; 0 when all are durable."""
+        stored_ms = self.log.oldest_unflushed_timestamp
+        return max(0, self.clock_ns() // 1_000_000 - stored_ms) if stored_ms is not None else 0
+
     def _flush_log(self) -> None:
         if self.log.durable_offset < self.log.end_offset:
             self.commit.wait(self.log.end_offset)
@@ -303,6 +315,14 @@ class MessageStore:
             raise StoreFailed(f"{self.root} is closed; open it again")
         with contextlib.suppress(DiskFull, StoreFailed):
             self.dispatch()
+
+    def _flush_when_due(self) -> None:
+        if self._timed_flush.is_due():
+            self._flush_log()
+
+    def _keep_when_due(self) -> None:
+        """What is derived from the log is made durable with it."""
+        self._flush_all() if self._timed_flush.is_due() else self.dispatch()
 
     def _flush_all(self) -> None:
         """Log, then what is derived from it, then the checkpoint that vouches for both as they were before the sync."""

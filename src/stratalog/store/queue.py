@@ -28,6 +28,7 @@ from stratalog.layout.queue import FILLER_SIZE
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
+from stratalog.store.flush import asks_to_wait
 from stratalog.store.message import Message
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
 from stratalog.store.reading import not_there, plain_messages, read_queue
@@ -117,7 +118,7 @@ class Queue:
         born_timestamp: int = 0,
         wait: bool = True,
     ) -> Receipt:
-        """Append one message. Under sync flush it is durable when this returns, unless `wait` is False.
+        """Append one message. Under sync flush it is durable when this returns, unless `wait` (or its WAIT) says no.
 
         `keys` are index keys (one text with blanks between, or a list); `born_timestamp` is milliseconds, 0 means now.
         Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
@@ -194,7 +195,7 @@ class Queue:
             )  # fmt: skip
             self.next_offset = queue_offset + 1
             log.end_offset = start + total
-        if self._sync and wait:
+        if self._sync and wait and asks_to_wait(properties):
             self._sync(start + total)
         return Receipt(queue_offset, start, total, now, self.host)
 
@@ -221,7 +222,8 @@ class Queue:
         Like a client batch they share one store time and stand together in one file. All or nothing.
         """
         receipts = self.store.put_list(self, bodies, properties, flags, born_timestamp, born_host)
-        if self._sync and receipts:
+        first = properties if isinstance(properties, bytes) else next(iter(properties), b"")
+        if self._sync and receipts and asks_to_wait(first):
             self._sync(receipts[-1].end_offset)
         return receipts
 

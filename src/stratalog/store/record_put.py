@@ -24,6 +24,7 @@ from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.names import check_topic
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
+from stratalog.store.flush import asks_to_wait
 from stratalog.store.special_put import special_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def put_record(
         else:
             queue.next_offset += queued
         log.end_offset = start + total
-    if wait and settings.flush == "sync":
+    if wait and settings.flush == "sync" and asks_to_wait(properties):
         queue.store.commit.wait(start + total)
     return Receipt(queue_offset, start, total, now, record.store_host)
 
