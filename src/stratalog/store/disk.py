@@ -432,7 +432,7 @@ def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
-                "(messages put before are safe; of an Arrow batch the first rows may be among them)"
+                "(messages put before are safe)"
             ) from error
         raise
 
