@@ -15,7 +15,7 @@ from stratalog.kernels.crc32 import crc32
 from stratalog.kernels.dispatch import build_units, insert_queue, scatter
 from stratalog.kernels.encode import encode_batch, holds_separator
 from stratalog.kernels.gather import gather
-from stratalog.kernels.index import find_items, put_keys
+from stratalog.kernels.index import find_items, put_keys, rebuild_slots
 from stratalog.kernels.jit import CACHE_DIRECTORY, HOLDS_THE_GIL
 from stratalog.kernels.messages import read_record, read_units
 from stratalog.kernels.put import put, put_raw
@@ -76,6 +76,7 @@ def _index_nothing() -> None:
     address = bytes_.ctypes.data
     header = np.zeros(len(index.HEADER.fields), np.int64)
     put_keys(address, numbers, 0, 0, 0, address, address, 1, 1, header, True, 0)
+    rebuild_slots(address, 1, 0, 0, address)
     find_items(address, 1, 1, 0, 0, 0, 0, 0, numbers)
     assert tier.compacted_index_size(1, 0) <= bytes_.size
     compact_items(address, tier.COMPACTED_ITEM.size, 0, 1, numbers, address)

@@ -91,7 +91,7 @@ class Dispatcher:
 
     def __init__(self, log: CommitLog, index: Index | None, queues: QueueSet, *, delay_levels: str) -> None:
         self._log = log
-        self._index = index
+        self.index = index
         self._set = queues
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._lock = threading.Lock()
@@ -127,7 +127,7 @@ class Dispatcher:
         """How far dispatch is, and what queues and index hold at that point."""
         with self._lock:
             counts = [queue.end_offset - queue.first_offset for queue in self.queues.values() if queue.end_offset]
-            items = self._index.item_count if self._index else 0
+            items = self.index.item_count if self.index else 0
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
             return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
@@ -192,8 +192,8 @@ class Dispatcher:
         units = self._sorted.data
         for row in np.flatnonzero(np.diff(starts)).tolist():
             self._plain(row).append(units[edges[row] : edges[row + 1]])
-        if self._index:
-            self._index.put(file.address, self._positions, count, base)
+        if self.index:
+            self.index.put(file.address, self._positions, count, base)
         last = int(self._positions[count - 1])
         self.progress.last_record_offset = base + last
         self.progress.last_store_timestamp = self._log.message(base + last).store_timestamp

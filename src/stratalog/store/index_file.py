@@ -1,6 +1,7 @@
 """The key index: IndexFiles in order, filled by the dispatcher, asked by key and time. Derived data."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import ConfigurationError
-from stratalog.kernels.index import find_items, put_keys
+from stratalog.kernels.index import find_items, put_keys, rebuild_slots
 from stratalog.layout.index import (
     HEADER,
     ITEM,
@@ -159,10 +160,15 @@ class Index:
         self.flushed_timestamp = 0
         self.is_complete = False
         self._bulk: BulkItems | None = None
+        self._lock = threading.Lock()
+        self._kept = 0
 
     def load(self, end_offset: int, *, clean: bool) -> None:
-        """Map the files that know records below the log's end only. After an unclean stop just the full ones are kept:
-        what the others hold is not known, so they are removed and built again."""
+        """Map the files that know records below the log's end only.
+
+        After an unclean stop a file that was not full holds what its header says (`keep`): its slots are made again
+        from those items, since they may lead to later ones that never reached the disk.
+        """
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
         sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
@@ -190,7 +196,9 @@ class Index:
         if self.files:
             self.resume_offset = self.files[-1].end_commit_log_offset
             self.resume_key = self._keys_at_end()
-            self.flushed_timestamp = max(self.flushed_timestamp, self._full_timestamp())
+            self.flushed_timestamp = max(file.end_timestamp for file in self.files)
+            for file in self.files[:-1]:
+                file.mapped.release()
 
     @property
     def _file_size(self) -> int:
@@ -202,10 +210,23 @@ class Index:
         inside = file.end_commit_log_offset < end_offset
         if clean:
             return inside if file.next_item > 1 else file.end_timestamp == 0
-        return inside and file.next_item >= self.item_capacity
+        return inside and (file.next_item >= self.item_capacity or self._restore_slots(file, end_offset))
 
-    def _full_timestamp(self) -> int:
-        return max((file.end_timestamp for file in self.files if file.next_item >= self.item_capacity), default=0)
+    def _restore_slots(self, file: IndexFile, end_offset: int) -> bool:
+        """Make the slots again from the items below the header's count; False when those are not what it says."""
+        items = self.items(file)
+        if not len(items) or items[-1]["commit_log_offset"] != file.end_commit_log_offset:
+            return False
+        slots = np.zeros(SLOT.size * self.slot_count, np.uint8)
+        used = rebuild_slots(
+            file.mapped.address + items_position(self.slot_count), self.slot_count, file.next_item, end_offset,
+            slots.ctypes.data,
+        )  # fmt: skip
+        if used < 0:
+            return False
+        file.header[_USED_SLOTS] = used
+        file.mapped.write(slots_position(), slots)
+        return True
 
     def _remove_from(self, name: str) -> None:
         for other in list(self._disk.files(self.directory)):
@@ -256,6 +277,10 @@ class Index:
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """Index scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
+        with self._lock:
+            self._put_all(address, positions, count, base_offset)
+
+    def _put_all(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         if not self.files:
             self._create()
         first = int(np.searchsorted(positions[:count], self.resume_offset - base_offset))
@@ -269,7 +294,8 @@ class Index:
                 self.resume_offset, self.resume_key = int(positions[first]) + base_offset, key
                 self._leave_bulk()
                 file.store_header()
-                self.flushed_timestamp = file.end_timestamp
+                file.mapped.release()
+                self.flushed_timestamp = max(self.flushed_timestamp, file.end_timestamp)
                 self._create()
         self.resume_offset = int(positions[count - 1]) + base_offset + 1
         self.resume_key = 0
@@ -319,17 +345,18 @@ class Index:
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)
         self.files.append(IndexFile(self._disk.map(path), header))
 
-    def offsets(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
-        """Log offsets of records that may carry the key and were stored in [begin, end] ms, newest first.
+    def offsets(self, topic: str, key: str, *, begin: int, end: int, loose: bool = False) -> Iterator[int]:
+        """Log offsets of records that may carry the key and were stored in [begin, end] ms, newest first. With `loose`
+        also those whose items may say too late a time, see `kernels.index.next_match`.
 
         Candidates only: two keys may share a hash, so the caller checks the record (IndexService.queryOffset, but over
         every file whose interval overlaps; upstream stops early where store times went backwards).
         """
         key_hash = index_key_hash(string_hash(key, _topic_hash(topic)))
         for file in reversed(self.files):
-            yield from self._hits(file, key_hash, begin, end)
+            yield from self._hits(file, key_hash, begin, end, loose)
 
-    def _hits(self, file: IndexFile, key_hash: int, begin: int, end: int) -> Iterator[int]:
+    def _hits(self, file: IndexFile, key_hash: int, begin: int, end: int, loose: bool) -> Iterator[int]:
         """Hits in one file; looks for few at first, as most callers stop early."""
         size, taken = _HITS_AT_FIRST, 0
         view = file.mapped.view  # keeps the mapping alive, though the store is closed meanwhile
@@ -337,12 +364,34 @@ class Index:
             found = np.empty(size, np.int64)
             count = find_items(
                 view.ctypes.data, self.slot_count, self.item_capacity, file.begin_timestamp, file.next_item,
-                key_hash, begin, end, found,
+                key_hash, begin, end, loose, found,
             )  # fmt: skip
             yield from found[taken:count].tolist()
             if count < size:
                 return
             size, taken = 8 * size, count
+
+    def keep(self) -> None:
+        """Make the newest file's items durable, then its header: after a crash they are not indexed again.
+
+        Any thread may call it. Raises `StoreFailed`.
+        """
+        with self._lock:
+            if not self.files or self.files[-1].next_item == self._kept:
+                return
+            file = self.files[-1]
+            header = file.header.copy()
+        try:
+            file.mapped.sync()
+            with self._lock:
+                if file is not self.files[-1]:  # it became full meanwhile, and has a later header
+                    return
+                file.mapped.map[: HEADER.size] = HEADER.pack(*map(int, header))
+            file.mapped.sync()
+        except OSError as error:
+            raise failed(f"flush of {file.mapped.path}", error) from error
+        self._kept = int(header[_NEXT_ITEM])
+        self.flushed_timestamp = max(self.flushed_timestamp, int(header[_END_TIME]))
 
     def close(self) -> None:
         """Store the newest file's header and make the index durable."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from stratalog.store.commit_log import log_file_size
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk
 from stratalog.store.index_file import index_sizes
 from stratalog.store.message_store import MessageStore
+from stratalog.store.rederive import Progress
 
 
 def open_store(
@@ -22,12 +24,14 @@ def open_store(
     clock_ns: ClockNs = time.time_ns,
     disk: Disk | None = None,
     settings: StoreSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
     **given: Any,
 ) -> MessageStore:
     """Open the message store in a directory.
 
     `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
-    running broker and sees the store as it is now. Settings are those of `StoreSettings`, as keywords.
+    running broker and sees the store as it is now. `progress` is called while much of the log has to be read, some
+    thirty times a gigabyte, with the step, rate and time left. Settings are those of `StoreSettings`, as keywords.
     Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
     root = Path(path)
@@ -45,7 +49,7 @@ def open_store(
             index_sizes=index_sizes(disk, root / names.INDEX),
         )
         store = MessageStore(root, settings, disk, clock_ns)
-        store.open()
+        store.open(progress)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{root} cannot be opened: no room; free space there, or open with mode='r'") from error

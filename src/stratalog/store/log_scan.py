@@ -1,0 +1,276 @@
+"""Verifying the log: walking its records from one place to its end, several pieces at a time.
+
+Records do not cross files, and within a file a piece begins where a whole record stands that says so itself. The pieces
+are put together in order: each must begin where the one before ended, else the walk goes on from there.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.errors import CorruptData
+from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
+from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import MappedFile
+
+_PIECE_SIZE = 32 << 20
+_CHUNK_RECORDS = 1 << 16
+_REACH = 8 << 20
+_ZERO_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range [begin, end) of the log that holds no whole record, with whole records behind it."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a walk over the log found. Offsets are log offsets in bytes."""
+
+    end_offset: int
+    """Where the log ends."""
+    record_count: int = 0
+    torn_size: int = 0
+    """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
+    quarantined: list[Damage] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    """Starts of records (or of files) on the way, some 32 MiB apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Positions [begin, end) of a file; `base` is the log offset of position 0."""
+
+    file: MappedFile
+    base: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    record_count: int
+    position: int
+    """Behind the last whole record."""
+    status: ScanStatus
+
+
+class LogScan:
+    """One walk over [start, stop) of a log.
+
+    Below `vouched_end` everything was durable once: what is missing there was damaged, and is no torn tail.
+    `looks_for_torn` says that a crash may have kept a record from being written to its end. `ends_at` is the log's end
+    if that is known: nothing is looked for behind it. `progress` is called with the offset reached.
+    """
+
+    def __init__(
+        self, log: CommitLog, start: int, stop: int, *, vouched_end: int = 0, looks_for_torn: bool = True,
+        ends_at: int = -1, progress: Callable[[int], None] = lambda offset: None,
+    ) -> None:  # fmt: skip
+        self._log = log
+        self._start = start
+        self._stop = stop
+        self._vouched_end = vouched_end
+        self._looks_for_torn = looks_for_torn
+        self._ends_at = ends_at
+        self._progress = progress
+
+    def run(self) -> Verified:
+        """Walk. Raises `CorruptData` when the log ends before `vouched_end`."""
+        threads = min(8, os.cpu_count() or 1)
+        if self._stop - self._start <= _PIECE_SIZE or threads == 1:
+            return self._join({})
+        pool = ThreadPoolExecutor(threads, "stratalog-scan")
+        try:
+            return self._join({p.base + p.begin: (p, pool.submit(self._walk, p)) for p in self._pieces()})
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        if self._start < self._log.first_offset:
+            return
+        for file, begin, stop, base in self._log.extents(self._start, self._stop):
+            data_end = min(stop, file.data_end)
+            while True:
+                nominal = begin + _PIECE_SIZE
+                end = find_record(file.address, nominal, min(data_end, nominal + _REACH), base)
+                yield _Piece(file, base, begin, end if end >= 0 else stop)
+                if end < 0:
+                    break
+                begin = end
+
+    def _walk(self, piece: _Piece) -> _Walked:
+        """Whole records from the piece's begin on, until its end or something else."""
+        positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
+        file, position, total, status = piece.file, piece.begin, 0, int(ScanStatus.FULL)
+        while status == ScanStatus.FULL:
+            count, position, status = scan(
+                file.address, position, piece.end, piece.base, VERIFY, positions, sizes
+            )  # fmt: skip
+            if self._looks_for_torn:
+                torn = _first_torn(file, positions[:count], sizes[:count], self._vouched_end - piece.base)
+                if torn < count:
+                    count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
+            total += count
+        return _Walked(total, position, ScanStatus(status))
+
+    def _join(self, ahead: dict[int, tuple[_Piece, Future[_Walked]]]) -> Verified:
+        log, found = self._log, Verified(self._start)
+        offset = self._start
+        while log.first_offset <= offset < self._stop:
+            file, position = log.file_at(offset)
+            base = offset - position
+            if offset in ahead:
+                piece, future = ahead.pop(offset)
+                walked = future.result()
+            else:
+                piece = _Piece(file, base, position, min(file.size, self._stop - base))
+                walked = self._walk(piece)
+            position = walked.position
+            offset = base + position
+            found.record_count += walked.record_count
+            if walked.record_count:
+                found.end_offset = offset
+            self._progress(offset)
+            if offset >= self._stop or (walked.status == ScanStatus.END and position == piece.end < file.size):
+                found.marks.append(offset)
+                continue
+            if piece.end < min(file.size, self._stop - base):  # a record goes past the piece: walk on from there
+                piece = _Piece(file, base, position, min(file.size, self._stop - base))
+                ahead[offset] = piece, _done(self._walk(piece))
+                continue
+            if offset == self._ends_at:
+                break
+            following = self._after(file, position, walked.status, found)
+            if following is None:
+                break
+            offset = following
+        if found.end_offset < self._vouched_end:
+            raise self._ends_too_early(found.end_offset)
+        return found
+
+    def _after(self, file: MappedFile, position: int, status: ScanStatus, found: Verified) -> int | None:
+        """Where the walk goes on after what is no record; None at the log's end."""
+        log, base = self._log, int(file.path.name)
+        offset = base + position
+        if closes_file(file, position):
+            found.end_offset = base + file.size
+            found.marks.append(found.end_offset)
+            return found.end_offset
+        following = _next_record(log, offset)
+        if following is None and offset < self._vouched_end <= log.end_offset:
+            following = found.end_offset = self._vouched_end
+        if following is None:
+            _check_not_cut(log, file, position)
+            found.torn_size = _written_size(file, position)
+            return None
+        found.quarantined.append(Damage(offset, following, status.name))
+        return following
+
+    def _ends_too_early(self, end: int) -> CorruptData:
+        return CorruptData(
+            f"the log ends at offset {end:,}, but it once held messages up to {self._vouched_end:,}: restore what is "
+            "missing. To go on without those messages, remove consumequeue/, index/ and checkpoint: they are built "
+            "again from what is there",
+            path=str(self._log.directory),
+            position=end,
+        )
+
+
+def _done(walked: _Walked) -> Future[_Walked]:
+    future: Future[_Walked] = Future()
+    future.set_result(walked)
+    return future
+
+
+def is_record(log: CommitLog, commit_log_offset: int) -> bool:
+    """Whether a whole record stands there."""
+    file, position = log.file_at(commit_log_offset)
+    one = np.empty(1, np.int64), np.empty(1, np.int32)
+    count, _, _ = scan(file.address, position, file.size, commit_log_offset - position, VERIFY, *one)
+    return bool(count)
+
+
+def after_record(log: CommitLog, commit_log_offset: int) -> int:
+    """Log offset behind the record that stands there; if it is damaged, of the next whole one (or the log's end)."""
+    if is_record(log, commit_log_offset):
+        file, position = log.file_at(commit_log_offset)
+        return commit_log_offset + int(HEAD.unpack(file.view.data, position).total_size)
+    return _next_record(log, commit_log_offset) or log.end_offset
+
+
+def closes_file(file: MappedFile, position: int) -> bool:
+    """Whether a file's records end there: with a blank record, or with too little room for one."""
+    if file.size - position < BLANK.size:
+        return True
+    blank = BLANK.unpack(file.view.data, position)
+    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
+
+
+def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
+    """Number of the first record at or behind position `vouched` whose properties were not written to their end; the
+    count when there is none.
+
+    No checksum covers properties. What a crash took from them is zeros, and properties end with a separator.
+    """
+    ends = positions + sizes
+    view = file.view
+    ends_with_zero = (view[ends - 1] == 0) & (positions >= vouched)
+    for number in np.flatnonzero(ends_with_zero).tolist():
+        if decode_record(view.data, int(positions[number]), verify=False).properties:
+            return int(number)
+    return len(positions)
+
+
+def _next_record(log: CommitLog, offset: int) -> int | None:
+    """Log offset of the next whole record behind `offset`, None when there is none."""
+    file, position = log.file_at(offset)
+    number = (offset - log.first_offset) // log.file_size
+    for other in log.files[number:]:
+        base = int(other.path.name)
+        end = other.data_end
+        first = _first_written(other, position + 1 if other is file else 0, end)
+        found = find_record(other.address, first, end, base)
+        if found >= 0:
+            return int(base + found)
+    return None
+
+
+def _first_written(file: MappedFile, position: int, end: int) -> int:
+    """A position that no record stands before: bytes that were never written are zeros."""
+    first = position
+    while position < end and not file.view[position : min(end, position + _ZERO_CHUNK)].any():
+        position += _ZERO_CHUNK
+    return max(first, position - BLANK.size)
+
+
+def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
+    """A record that claims to go past its file's end was written into a longer file: the file has been cut."""
+    if file.size - position < FIXED_SIZE_V1:
+        return
+    head = HEAD.unpack(file.view.data, position)
+    base = int(file.path.name)
+    plausible = head.magic in (MAGIC_V1, MAGIC_V2) and head.commit_log_offset == base + position
+    if plausible and position + head.total_size + BLANK.size > file.size and len(log.files) == 1:
+        raise CorruptData(
+            f"a record of {head.total_size:,} bytes begins here but the file ends after {file.size:,}: it was cut. "
+            "Restore it, or extend it with zeros to its full size (truncate -s) and open again: whole records are kept",
+            path=str(file.path),
+            position=position,
+        )
+
+
+def _written_size(file: MappedFile, position: int) -> int:
+    """How far behind `position` something was written (bytes that are not zero), looking at one record's reach."""
+    written = np.flatnonzero(file.view[position : position + _REACH])
+    return int(written[-1]) + 1 if written.size else 0
