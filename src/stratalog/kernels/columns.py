@@ -10,8 +10,8 @@ from stratalog.errors import ConfigurationError
 from stratalog.kernels.jit import ZERO, kernel, part
 from stratalog.kernels.log import place_of
 from stratalog.kernels.memory import copy, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
-from stratalog.kernels.queue_table import Int64Array
-from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of
+from stratalog.kernels.queue_table import Int64Array, same_bytes
+from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of, topic_of
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, WHOLE, check_record
 from stratalog.layout.columns import ARROW_SCHEMA, COLUMNS
 from stratalog.layout.message import HEAD, HEADS, HOST_V4, Host
@@ -22,6 +22,10 @@ _UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_l
 _TOTAL_SIZE = HEAD.position("total_size")
 _BORN_HOST, _STORE_HOST = HEAD.position("born_address"), HEAD.position("store_address")
 _HOST_SIZE = HOST_V4.size
+
+_QUEUE_ID, _QUEUE_OFFSET = HEAD.position("queue_id"), HEAD.position("queue_offset")
+_OWNER_TOPIC, _OWNER_TOPIC_SIZE, _OWNER_QUEUE, _OWNER_OFFSET = range(4)
+_ANY_QUEUE = np.empty(0, np.int64)
 
 _FIXED_POSITION, _FIXED_BORN, _FIXED_STORE, _FIXED_KIND, _FIXED_OUT = range(5)
 _KIND_I32, _KIND_I64, _KIND_TIME = range(3)
@@ -70,6 +74,16 @@ def _decode_values(record: int, born: int, store: int, row: int, values: Int64Ar
     return True
 
 
+@part
+def _is_own(record: int, owner: Int64Array, number: int) -> bool:
+    """Whether a record is the one of its queue that a unit should lead to."""
+    if load_i64(record + _QUEUE_OFFSET) != owner[_OWNER_OFFSET] + number:
+        return False
+    topic, size = topic_of(record)
+    is_topic = size == owner[_OWNER_TOPIC_SIZE] and same_bytes(topic, owner[_OWNER_TOPIC], size)
+    return is_topic and load_i32(record + _QUEUE_ID) == owner[_OWNER_QUEUE]
+
+
 @kernel
 def locate(
     units_address: int,
@@ -81,13 +95,16 @@ def locate(
     values: Int64Array,
     named: bool,
     checks: int,
+    owner: Int64Array,
 ) -> tuple[int, int]:
     """First pass: decode fixed-size fields and find the variable-sized values of the records of `count` units.
 
     Filler units and units whose record is not there (or not whole) give no row. `fixed` has a row per wanted field:
     position in a head, whether the born and the store host move it, kind, address of the values. `values` has a row per
     wanted value: kind, address of the source addresses (int64), address of the Arrow offsets (the first one set).
-    `named` says that properties have to be looked into, `checks` which CRCs must hold. Returns (rows, units done).
+    `named` says that properties have to be looked into, `checks` which CRCs must hold. Where `owner` (address
+    and size of a topic, queue id, queue offset of the first unit) is not empty, a record must be that queue's. Returns
+    (rows, units done).
     """
     row = ZERO
     for i in range(count):
@@ -99,6 +116,8 @@ def locate(
             continue
         record = file + position
         if load_i32(record + _TOTAL_SIZE) != size:
+            continue
+        if owner.size and not _is_own(record, owner, i):
             continue
         sys_flag = load_i32(record + SYS_FLAG)
         born = born_extra(sys_flag)
@@ -201,12 +220,15 @@ def decode_arrow(
     topic: str,
     broker_name: str,
     checks: int = TRUST,
+    queue: tuple[int, int] | None = None,
 ) -> pa.RecordBatch:
     """The messages that ConsumeQueue units point at, as a batch of the asked columns (names of `ARROW_SCHEMA`).
 
-    `log` is (addresses of the files, log offset of the first, file size). Units without a record whose CRCs hold (see
-    `scan`) give no row, so the batch may be shorter than the units. The batch owns its memory. Raises `ConfigurationError` for an unknown column
-    and `ValueError` when a column would hold 2 GiB: decode fewer units at a time.
+    `log` is (addresses of the files, log offset of the first, file size). Units without a record whose CRCs hold
+    (`checks`, see `scan`), or with one of another queue than `queue` (queue id, offset of the first unit) of the topic
+    give no row, so the batch may be shorter than the units: the caller says what that means. The
+    batch owns its memory. Raises `ConfigurationError` for an unknown column and `ValueError` when a column would hold
+    2 GiB: decode fewer units at a time.
     """
     unknown = [name for name in columns if name not in ARROW_SCHEMA.names]
     if unknown:
@@ -216,8 +238,10 @@ def decode_arrow(
     source = np.frombuffer(units, np.uint8)
     count = source.size // _UNIT_SIZE
     decoder = _Decoder(columns, count)
+    name = np.frombuffer(topic.encode(), np.uint8)
+    owner = np.array([name.ctypes.data, name.size, *queue], np.int64) if queue else _ANY_QUEUE
     rows, done = locate(
-        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named, checks
+        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named, checks, owner
     )  # fmt: skip
     if done < count:
         raise ValueError(f"{count} units hold more than 2 GiB in one column: decode at most {done} at a time")

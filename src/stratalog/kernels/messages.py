@@ -102,16 +102,17 @@ def _argument(args: int, number: int) -> int:
 
 
 def _read_units(self: int, args: int, count: int, names: int) -> int:
-    """`read_units(units, first, last, address, low, high, queue_offset, topic, size_max, out)`.
+    """`read_units(units, first, last, address, low, high, topic, queue_id, queue_offset, size_max, out)`.
 
     Adds the messages of the units `first` to `last - 1` to the list `out`, as long as they lie in the file that is
     mapped at `address` and holds log offsets [low, high), and take no more than about `size_max` bytes. Returns the
     number of the first unit that was not done. `queue_offset` is that of the first.
     """
     frame = stack()
-    units, topic, out = load_le_i64(args), load_le_i64(args + 7 * WORD), load_le_i64(args + 9 * WORD)
+    units, topic, out = load_le_i64(args), load_le_i64(args + 6 * WORD), load_le_i64(args + 10 * WORD)
     first, last, address = _argument(args, 1), _argument(args, 2), _argument(args, 3)
-    low, high, queue_offset, room = _argument(args, 4), _argument(args, 5), _argument(args, 6), _argument(args, 8)
+    low, high, queue_id = _argument(args, 4), _argument(args, 5), _argument(args, 7)
+    queue_offset, room = _argument(args, 8), _argument(args, 9)
     last = min(last, bytes_size(units) // _UNIT_SIZE)
     name = text_address(topic, frame)
     name_size = load_le_i64(frame)
@@ -130,7 +131,7 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
         record = address + position
         if load_i32(record + _TOTAL_SIZE) != size or load_i64(record + _QUEUE_OFFSET) != queue_offset + number - first:
             break
-        if not is_of(record, name, name_size):
+        if load_i32(record + _QUEUE_ID) != queue_id or not is_of(record, name, name_size):
             break
         message = new_message(self, frame, record, topic)
         failed = message == 0 or add_to_list(out, message) < 0

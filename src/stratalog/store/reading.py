@@ -88,11 +88,12 @@ def _read_units(
     view = borrowed(file)
     if HOLDS_THE_GIL:
         return _natives()[0](
-            units, number, len(units), view.ctypes.data, base, base + file.size, start + number, queue.topic,
-            _CHUNK_SIZE, messages,
+            units, number, len(units), view.ctypes.data, base, base + file.size, queue.topic, queue.queue_id,
+            start + number, _CHUNK_SIZE, messages,
         )  # fmt: skip
-    message = _checked(file, position, base, queue.topic)
-    if message is None or message.queue_offset != start + number:
+    message = _checked(file, position, base, None)
+    own = (queue.topic, queue.queue_id, start + number)
+    if message is None or (message.topic, message.queue_id, message.queue_offset) != own:
         return number
     messages.append(message)
     return number + 1
@@ -158,6 +159,26 @@ _WORDS = {
 def _damage(file: MappedFile, position: int, commit_log_offset: int) -> str:
     status = _status(file, position, commit_log_offset - position)
     return _WORDS[status] if status is not None else "a whole record of another message stands there"
+
+
+def check_complete(queue: "Queue", units: bytes, start: int, row_count: int) -> None:
+    """Raise `CorruptData` when units from queue offset `start` on gave fewer rows than there should be records."""
+    table = np.frombuffer(units, UNIT.dtype)
+    is_there = table["commit_log_offset"] >= queue.store.log.first_offset
+    expected = np.flatnonzero(is_there & (table["size"] != FILLER_SIZE))
+    if row_count >= expected.size:
+        return
+    for number in expected.tolist():
+        if not _probe(queue, units, number, start):
+            raise not_there(queue, start + number, int(table["commit_log_offset"][number]))
+
+
+def _probe(queue: "Queue", units: bytes, number: int, start: int) -> list[Message]:
+    """The message of one unit, if there is a whole one."""
+    messages: list[Message] = []
+    one = units[number * UNIT.size : (number + 1) * UNIT.size]
+    _read_units(queue, one, 0, start + number, _unpack_unit(one, 0)[0], messages)
+    return messages
 
 
 def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int) -> CorruptData:
