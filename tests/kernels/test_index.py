@@ -39,7 +39,7 @@ class File:
         out = np.zeros(limit, np.int64)
         count = find_items(
             address_of(self.data), self.slot_count, self.item_capacity, int(self.header[0]),
-            int(self.header[HEADER_NEXT_ITEM]), key_hash, begin, end, out,
+            int(self.header[HEADER_NEXT_ITEM]), key_hash, begin, end, False, out,
         )  # fmt: skip
         return out[:count].tolist()
 

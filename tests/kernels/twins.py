@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from stratalog.kernels.index import CLOCK_STEP_MS_MAX
 from stratalog.kernels.scan import ScanStatus
 from stratalog.layout import index, tier
 from stratalog.layout.javahash import index_key_hash, string_hash
@@ -188,7 +189,7 @@ class IndexTwin:
             timestamp = self.header[0] + seconds * 1000
             if item_hash == key_hash and begin <= timestamp <= end:
                 found.append(offset)
-            if timestamp < begin:
+            if timestamp + CLOCK_STEP_MS_MAX < begin:
                 break
             number = previous
         return found

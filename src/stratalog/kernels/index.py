@@ -82,15 +82,17 @@ CLOCK_STEP_MS_MAX = 86_400_000
 
 @part
 def next_match(
-    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int, steps: int
+    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int, steps: int,
+    loose: bool,
 ) -> tuple[int, int]:
     """The newest item from `number` on with this hash whose time (ms, cut to seconds) lies in [begin, end]; 0 for none.
 
     Links are followed downwards from below `above` only, so that a walk ends in a file that a crash left
     (IndexFile.selectPhyOffset); it also ends after so many steps. Returns (item, steps left).
 
-    Times need not ascend: the walk goes on for CLOCK_STEP_MS_MAX below `begin`, and an item of second 0, which may stand
-    for a time before the file's begin, is taken whatever `end` is: the caller looks at the record.
+    Times need not ascend: the walk goes on for CLOCK_STEP_MS_MAX below `begin`. Some items say too late a time: those
+    of second 0, when their record is older than the file's first, and the file's first, which counts from the end of
+    the file before. With `loose` they are taken whatever `end` is: the caller looks at the record.
     """
     while 0 < number < above and steps > 0:
         item = items_address + ITEM_SIZE * number
@@ -98,7 +100,8 @@ def next_match(
         timestamp = begin_timestamp + seconds * _MS
         if seconds < 0:
             return 0, steps
-        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp and (timestamp <= end or seconds == 0):
+        in_time = timestamp <= end or (loose and (seconds == 0 or number == 1))
+        if load_i32(item + _KEY_HASH) == key_hash and begin <= timestamp and in_time:
             return number, steps
         if timestamp + CLOCK_STEP_MS_MAX < begin:
             return 0, steps
@@ -259,18 +262,20 @@ def find_items(
     key_hash: int,
     begin: int,
     end: int,
+    loose: bool,
     out: Int64Array,
 ) -> int:
     """Log offsets of the items with this hash whose time (ms, cut to seconds) lies in [begin, end]; newest first.
 
-    `begin_timestamp` and `next_item` are the header's. Returns how many were found, at most `out.size`.
+    `begin_timestamp` and `next_item` are the header's, `loose` is explained in `next_match`. Returns how many were
+    found, at most `out.size`.
     """
     items = items_of(index_address, slot_count)
     above = min(next_item + 1, item_capacity) if next_item > 1 else 0
     number = newest_item(index_address, slot_count, key_hash)
     found = 0
     while found < out.size:
-        number, _ = next_match(items, number, above, begin_timestamp, key_hash, begin, end, item_capacity)
+        number, _ = next_match(items, number, above, begin_timestamp, key_hash, begin, end, item_capacity, loose)
         if number == 0:
             break
         out[found] = item_offset(items, number)

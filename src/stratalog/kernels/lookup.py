@@ -115,7 +115,7 @@ def _add_hits(
         number = newest_item(address, slot_count, key_hash)
         while found < limit:
             number, steps = next_match(
-                items, number, above, begin_timestamp, key_hash, begin - _INDEX_STEP_MS, end, steps
+                items, number, above, begin_timestamp, key_hash, begin - _INDEX_STEP_MS, end, steps, True
             )
             if steps <= 0:
                 return _LONG, 0

@@ -17,6 +17,7 @@ from stratalog.kernels.encode import encode_batch, holds_separator
 from stratalog.kernels.gather import gather
 from stratalog.kernels.index import find_items, put_keys, rebuild_slots
 from stratalog.kernels.jit import CACHE_DIRECTORY, HOLDS_THE_GIL
+from stratalog.kernels.lookup import find_keys
 from stratalog.kernels.messages import read_record, read_units
 from stratalog.kernels.put import put, put_raw
 from stratalog.kernels.queue_table import QUEUE_FIELDS
@@ -77,7 +78,7 @@ def _index_nothing() -> None:
     header = np.zeros(len(index.HEADER.fields), np.int64)
     put_keys(address, numbers, 0, 0, 0, address, address, 1, 1, header, True, 0)
     rebuild_slots(address, 1, 0, 0, address)
-    find_items(address, 1, 1, 0, 0, 0, 0, 0, numbers)
+    find_items(address, 1, 1, 0, 0, 0, 0, 0, False, numbers)
     assert tier.compacted_index_size(1, 0) <= bytes_.size
     compact_items(address, tier.COMPACTED_ITEM.size, 0, 1, numbers, address)
     check_units(address, 0, address, 0, 0, address, 0, 0, 0, numbers)
@@ -89,5 +90,5 @@ def _index_nothing() -> None:
 def _bind_natives() -> None:
     """What CPython calls like its own builtins."""
     if HOLDS_THE_GIL:
-        for native in (put, put_raw, read_units, read_record):
+        for native in (put, put_raw, read_units, read_record, find_keys):
             native.bind(None)

@@ -135,7 +135,7 @@ class Lookup:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         if self._index is None:
             raise no_index()
-        return _each_once(self._index.offsets(topic, key, begin=begin, end=end))
+        return _each_once(self._index.offsets(topic, key, begin=begin, end=end, loose=True))
 
 
 def no_index() -> ConfigurationError:
