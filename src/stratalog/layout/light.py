@@ -11,12 +11,12 @@ import re
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import FIXED_SIZE_V1, TOPIC_SIZE_MAX
 from stratalog.layout.names import LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, is_topic
-from stratalog.layout.properties import NAME_END, find_property
+from stratalog.layout.properties import find_property
 
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
-LIGHT_LEAD = (MULTI_DISPATCH + NAME_END).encode()
-"""How the property stands in encoded properties."""
+INNER_LEAD = b"INNER_"
+"""How the names of all properties begin that give a message another place in its queues than the usual one."""
 LIGHT_QUEUE_ID = 0
 """A light queue is a topic with this one queue."""
 _SEPARATOR = ","

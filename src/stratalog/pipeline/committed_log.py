@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from stratalog.errors import ConfigurationError
 from stratalog.layout.names import is_tiered
-from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER_SIZE
 from stratalog.pipeline.history import open_local
 from stratalog.pipeline.log_plan import LogPlan
 from stratalog.store.message_store import MessageStore
@@ -63,7 +63,7 @@ class CommittedLog:
             log.file_size,
             begin,
             tuple(borders),
-            state.topic_ids(topic for topic in self.store.topics() if is_tiered(topic)),
+            state.topic_ids(filter(self._is_copied, self.store.topics())),
         )
 
     def _border(self, begin: int, wanted: int) -> int:
@@ -77,6 +77,10 @@ class CommittedLog:
         following = min((borders.behind(begin) for borders in self._borders), default=_BEHIND_ALL)
         return min(following, self.end_offset)
 
+    def _is_copied(self, topic: str) -> bool:
+        """The tier keeps a record a queue offset, and so no inner batches; nor does RocketMQ copy them."""
+        return is_tiered(topic) and not self.store.queue_set.is_batch(topic)
+
     def close(self) -> None:
         self.store.close()
 
@@ -85,8 +89,9 @@ class _Borders:
     """Where the records of one queue begin in the log; bisected, so that a log of any size costs a few reads."""
 
     def __init__(self, store: MessageStore, topic: str, queue_id: int) -> None:
-        self._queue = store.queue(topic, queue_id)
-        self._offsets = range(self._queue.min_offset, self._queue.max_offset)
+        queue = store.queue(topic, queue_id)
+        self._units = store.units_of(queue)
+        self._offsets = range(queue.min_offset, queue.max_offset)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -104,7 +109,7 @@ class _Borders:
     def _start(self, queue_offset: int) -> int:
         """Log offset of a message; a filler unit counts as the message behind it."""
         for following in range(queue_offset, self._offsets.stop):
-            unit = UNIT.unpack(self._queue.units(following, 1))
-            if unit.size != FILLER_SIZE:
-                return int(unit.commit_log_offset)
+            commit_log_offset, size, _ = self._units.unit(following)
+            if size != FILLER_SIZE:
+                return commit_log_offset
         return _BEHIND_ALL

@@ -36,6 +36,7 @@ BATCH_ROWS_MAX = 1 << 14
 _BULKY = frozenset({"body", "properties"})
 """Columns that make a batch large; the others take a few bytes a row."""
 _SLAB_UNITS = 1 << 16
+_SPECIAL_ROWS = 1 << 10
 _SAMPLES = 16
 
 
@@ -78,6 +79,10 @@ class LocalHistory:
         queue, window = self._store.queue(part.topic, part.queue_id), self._store.log.window()
         log = (window.addresses, window.first_offset, window.file_size)
         first, end = part.first, part.first + part.count
+        if queue.is_special:  # inner batches, light queues: not by the kernels
+            for begin in range(first, end, _SPECIAL_ROWS):
+                yield queue.read_arrow(begin, count=min(_SPECIAL_ROWS, end - begin), columns=columns)
+            return
         while first < end:
             units = memoryview(queue.units(first, min(end - first, _SLAB_UNITS)))
             if not units:
@@ -90,8 +95,8 @@ class LocalHistory:
         """Average record of a queue, from a few of its units."""
         queue = self._store.queue(topic, queue_id)
         first, end = queue.min_offset, queue.max_offset
-        step = max(1, (end - first) // _SAMPLES)
-        sizes = [UNIT.unpack(queue.units(offset, 1)).size for offset in range(first, end, step)]
+        step, units = max(1, (end - first) // _SAMPLES), self._store.units_of(queue)
+        sizes = [units.unit(offset)[1] for offset in range(first, end, step)]
         real = [size for size in sizes if size != FILLER_SIZE]
         return max(1, sum(real) // len(real)) if real else 1
 

@@ -14,7 +14,7 @@ from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import QUEUE_NEXT_OFFSET
 from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import FIXED_SIZE_V1, decode_record
-from stratalog.layout.names import delay_table_ms, is_tiered
+from stratalog.layout.names import delay_table_ms
 from stratalog.layout.queue import UNIT
 from stratalog.store.dispatch import QueueTable
 
@@ -51,6 +51,8 @@ def runs_of(piece: "LogPiece") -> Iterator[pa.RecordBatch]:
     marker = {"slot": 0, "topic": "", "queueId": -1, "topicId": -1, "firstOffset": 0, "units": b""}
     yield _batch({**marker, **common})
     for topic, queue_id, first, units in _runs(log, positions, piece.base_offset):
+        if topic not in piece.topic_ids:
+            continue
         where = {"slot": slot_of(topic, queue_id), "topic": topic, "queueId": queue_id}
         run = {"topicId": piece.topic_ids[topic], "firstOffset": first, "units": units}
         yield _batch({**where, **run, **common})
@@ -118,10 +120,9 @@ def _runs(log: Log, positions: NDArray[np.int64], base_offset: int) -> Iterator[
     starts, packed = np.zeros(len(queues) + 1, np.int64), np.empty_like(units)
     scatter(units, rows, count, len(queues), starts, packed)
     for row, (topic, queue_id) in enumerate(queues):
-        if is_tiered(topic):
-            mine = packed.data[starts[row] * UNIT.size : starts[row + 1] * UNIT.size]
-            for first, run in _split(mine, rows, row, begins[row]):
-                yield topic, queue_id, first, run
+        mine = packed.data[starts[row] * UNIT.size : starts[row + 1] * UNIT.size]
+        for first, run in _split(mine, rows, row, begins[row]):
+            yield topic, queue_id, first, run
 
 
 def _split(

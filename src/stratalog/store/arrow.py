@@ -1,6 +1,7 @@
 """Arrow batches in and out of a store, through the kernels."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from stratalog.kernels.queue_table import (
     QUEUE_NEXT_OFFSET,
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
+    QueueKind,
 )
 from stratalog.kernels.recordcrc import seal_records
 from stratalog.kernels.scan import VERIFY
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
-from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import (
     CRC32,
@@ -151,6 +152,7 @@ def append_batch(
         raise IllegalMessage(
             "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
         )
+    _check_plain(batch, queues)
     ranges: dict[tuple[str, int], range] = {}
     fixed = max(queue.fixed_size for queue in queues)
     with_crc = store.settings.enabled_append_prop_crc
@@ -166,6 +168,24 @@ def append_batch(
         for queue, start in zip(queues, starts, strict=True):
             ranges[queue.topic, queue.queue_id] = range(start, queue.next_offset)
     return {key: found for key, found in ranges.items() if len(found)}
+
+
+def _check_plain(batch: pa.RecordBatch, queues: list[Queue]) -> None:
+    """Raise `IllegalMessage` for properties with which a topic's messages stand in more queues than one, or as one of
+    several in theirs: the kernels do not write these."""
+    queues = [queue for queue in queues if queue.kind > QueueKind.SCHEDULE]
+    if not queues:
+        return
+    names = "".join(batch.schema.names).encode()
+    if _RAW_PROPERTIES in batch.schema.names:
+        _, _, data = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary()).buffers()
+        names += data.to_pybytes() if data is not None else b""
+    for queue in queues:
+        if queue.needs_more(names):
+            raise IllegalMessage(
+                f"topic {queue.topic!r}: Arrow batches take no properties INNER_…; use put_batch or put_record; "
+                "nothing was written"
+            )
 
 
 def _queues_of(
@@ -291,8 +311,9 @@ def read_arrow(
     start = queue.start_of(first)
     names = list(columns) if columns is not None else ARROW_SCHEMA.names
     units = store.units_of(queue)
-    if isinstance(units, BatchQueue) or is_light(queue.topic):
-        return arrow_of(list(queue.read(start, count=count)), names, store.broker_name)
+    if isinstance(units, BatchQueue) or queue.is_special:
+        messages = takewhile(lambda message: message.queue_offset < start + count, queue.read(start, count=count))
+        return arrow_of(list(messages), names, store.broker_name)
     store.catch_up()
     window = store.log.window()
     return decode_arrow(

@@ -32,7 +32,8 @@ from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
-from stratalog.store.record_put import Receipt, check_born_timestamp, check_stored
+from stratalog.store.record_put import Receipt, check_born_timestamp, check_stored, checked_record
+from stratalog.store.special_put import special_of
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -168,7 +169,7 @@ def put_list(
         raise IllegalMessage("flags: each must fit 32 bits; nothing was written") from None
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
-    if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece:
+    if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece or queue.needs_more(stored):
         return _put_one_by_one(store, queue, bodies, texts, flags, born_timestamp, born_host)
     joined = pa.py_buffer(b"".join(bodies))
     with store.log.lock:
@@ -194,6 +195,8 @@ def _put_one_by_one(
     extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_batchable)
     for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):
         _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
+        if queue.needs_more(text):
+            special_of(queue, checked_record(queue, body, text, {}))
     sizes = [queue.fixed_size + extra + len(body) + len(text) for body, text in zip(bodies, texts, strict=True)]
     with store.log.lock:
         store.log.reserve(np.array(sizes, np.int64))

@@ -10,7 +10,7 @@ from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_words import CLOCK, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
-from stratalog.layout.light import LIGHT_LEAD, is_light
+from stratalog.layout.light import INNER_LEAD, is_light
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD_REST,
@@ -73,9 +73,13 @@ class Queue:
         """Whether the kernels write its records: V1, IPv4."""
         is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
         self.kind = store.queue_set.kind_of(topic)
+        self.is_special = self.kind == QueueKind.BATCH or is_light(topic)
+        """Whether its units do not stand for one record of its own each: kernels cannot read it."""
         self.is_plain = is_plain and self.kind <= QueueKind.SCHEDULE
-        self._light_lead = LIGHT_LEAD if is_plain and self.kind == QueueKind.LIGHT and not is_light(topic) else b""
-        """Messages without this property are plain though the topic's may stand in light queues."""
+        if is_light(topic) and store.settings.dispatches_light_queues:
+            self.is_batchable = is_plain = False  # refused by `put_record`
+        self._marker = INNER_LEAD if is_plain and self.kind > QueueKind.SCHEDULE else b""
+        """Messages without properties of such a name are plain though their topic is not."""
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
         self.words = QueueWords(
@@ -164,7 +168,7 @@ class Queue:
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
-        is_plain = self.is_plain or (self._light_lead and self._light_lead not in properties)
+        is_plain = self.is_plain or (self._marker and self._marker not in properties)
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         if born_timestamp:
@@ -247,6 +251,10 @@ class Queue:
         shared = {UNIQUE_KEY: unique_key, TAGS: tags, KEYS: joined_keys(keys) if keys else None}
         given = {name: value for name, value in shared.items() if value is not None}
         return put_batch(self, bodies, properties, flags, given, wait=wait, **fields)
+
+    def needs_more(self, properties: bytes) -> bool:
+        """Whether among these properties, of any number of messages, may be one that kernels must not write here."""
+        return self.kind > QueueKind.SCHEDULE and INNER_LEAD in properties
 
     def append(self, batch: "pa.RecordBatch | pa.Table") -> range:
         """Append the rows of an Arrow batch to this queue and return their queue offsets. See `MessageStore.append`."""

@@ -1,29 +1,38 @@
 """The part of `verify` that compares ConsumeQueue files with the units that the log calls for."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
-from stratalog.kernels.queue_table import QUEUE_NEXT_OFFSET
-from stratalog.layout.message import decode_record
+from stratalog.kernels.queue_table import QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
+from stratalog.layout.light import allows_light, is_light
+from stratalog.layout.message import Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     CONSUME_QUEUE,
     CONSUME_QUEUE_EXT,
-    LMQ_PREFIX,
+    SCHEDULE_TOPIC,
     delay_table_ms,
     is_topic,
     offset_name,
     offset_of,
     queue_id_of,
 )
-from stratalog.layout.queue import EXTENSION_ADDRESS_MAX, FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER_SIZE, UNIT, is_extension_address
 from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.dispatch import QueueTable
+from stratalog.store.extension import ExtensionFiles
+from stratalog.store.message import message_at
+from stratalog.store.open_files import OpenFiles
+from stratalog.store.topics import Topics
 from stratalog.store.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
+from stratalog.store.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 
@@ -31,7 +40,8 @@ Units = np.ndarray[tuple[int], np.dtype[np.void]]
 class _QueueFiles:
     """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
 
-    def __init__(self, root: Path, topic: str, queue_id: int, file_size: int, disk: PrivateDisk) -> None:
+    def __init__(self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk) -> None:
+        file_size = settings.consume_queue_file_size
         self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
         self.name = f"{topic}/{queue_id}"
         self._units_per_file = file_size // UNIT.size
@@ -40,8 +50,11 @@ class _QueueFiles:
             start = offset_of(name)
             if start is not None and size == file_size:
                 self._files[start // UNIT.size] = disk.map(self.directory / name)
-        extension = root / CONSUME_QUEUE_EXT / topic / str(queue_id)
-        self.has_extension = bool(disk.files(extension))
+        extension = disk.files(root / CONSUME_QUEUE_EXT / topic / str(queue_id))
+        size = max(extension.values(), default=settings.consume_queue_ext_file_size)
+        self.extension = ExtensionFiles(root, topic, queue_id, OpenFiles(disk), disk, file_size=size)
+        with contextlib.suppress(CorruptData):  # of another size: `check_files` tells
+            self.extension.load()
 
     def units(self, first: int, count: int) -> Units:
         """Units [first, first + count), a copy."""
@@ -72,14 +85,10 @@ class _Expected:
 
 
 class QueueCheck:
-    """Takes the log in chunks, in order, and says what the queues lack or have too much.
-
-    Queues of batch topics and light queues (%LMQ%) are built by other rules and are passed over, with a note.
-    """
+    """Takes the log in chunks, in order, and says what the queues lack or have too much."""
 
     def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
-        self._root, self._disk, self._report = root, disk, report
-        self._file_size = settings.consume_queue_file_size
+        self._root, self._disk, self._report, self._settings = root, disk, report, settings
         self._delays = np.array(delay_table_ms(settings.message_delay_level), np.int64)
         self._table = QueueTable()
         self._by_row: list[_Expected | None] = []
@@ -87,40 +96,83 @@ class QueueCheck:
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
         self._sorted = np.empty_like(self._units)
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
+        self._special = SpecialQueues(root, disk, report)
+        self._configs = Topics(root, disk).configs
         self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
-        if self._batch_topics:
-            report.notes.append(f"queues of batch topics are not checked: {', '.join(sorted(self._batch_topics))}")
+        light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
+        self._has_light_queues = light or settings.dispatches_light_queues
 
     def check(self, chunk: Chunk) -> None:
         """Compare the units of these records."""
         done, count = 0, len(chunk.positions)
         while done < count:
-            begin, status = done, UnitStatus.UNKNOWN_QUEUE
-            while status == UnitStatus.UNKNOWN_QUEUE:
-                done, found = build_units(
-                    chunk.file.address, chunk.positions, done, count, chunk.base_offset, self._table.rows,
-                    self._table.table, self._units, self._rows, self._delays,
-                )  # fmt: skip
-                status = UnitStatus(found)
-                if status == UnitStatus.UNKNOWN_QUEUE:
-                    self._register(*self._queue_of(chunk, done))
-            self._compare(begin, done)
+            done = self._step(chunk, done, count)
+            if done < count:
+                self._take_special(chunk, done)
+                done += 1
+
+    def _step(self, chunk: Chunk, done: int, count: int) -> int:
+        """Compare units from record `done` on, up to `count` or to one that needs more than a kernel does."""
+        begin, status = done, UnitStatus.GAP
+        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP):
+            done, found = build_units(
+                chunk.file.address, chunk.positions, done, count, chunk.base_offset, self._table.rows,
+                self._table.table, self._units, self._rows, self._delays,
+            )  # fmt: skip
+            status = UnitStatus(found)
+            if status == UnitStatus.UNKNOWN_QUEUE:
+                self._register(self._record(chunk, done))
+                continue
+            self._compare(chunk, begin, done)
+            begin = done
             if status == UnitStatus.GAP:
-                self._pass_gap(*self._queue_of(chunk, done))
+                self._pass_gap(self._record(chunk, done))
+        return done
 
-    def _queue_of(self, chunk: Chunk, number: int) -> tuple[str, int, int]:
-        record = decode_record(chunk.file.view.data, int(chunk.positions[number]), verify=False)
-        return record.topic.decode(), record.queue_id, record.queue_offset
+    def _record(self, chunk: Chunk, number: int) -> Record:
+        return decode_record(chunk.file.view.data, int(chunk.positions[number]), verify=False)
 
-    def _register(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        self._row_of[topic, queue_id] = self._table.add(topic, queue_id, queue_offset)
-        checked = topic not in self._batch_topics
-        self._by_row.append(_Expected(self._files(topic, queue_id), queue_offset) if checked else None)
+    def _kind_of(self, topic: str) -> QueueKind:
+        """As the dispatcher sees it; records of a light queue itself are taken like those that name it."""
+        config = self._configs.get(topic)
+        if config.queue_type == "BatchCQ" if config else topic in self._batch_topics:
+            return QueueKind.BATCH
+        if self._has_light_queues and is_light(topic):
+            return QueueKind.BATCH
+        if topic == SCHEDULE_TOPIC:
+            return QueueKind.SCHEDULE
+        return QueueKind.LIGHT if self._has_light_queues and allows_light(topic) else QueueKind.PLAIN
+
+    def _take_special(self, chunk: Chunk, number: int) -> None:
+        record = self._record(chunk, number)
+        topic = _topic_of(record)
+        row = self._row_of[topic, record.queue_id]
+        kind = self._table.rows[row][QUEUE_KIND]
+        if kind == QueueKind.LIGHT:
+            self._special.take_light(record)
+            self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
+            self._step(chunk, number, number + 1)
+            self._table.rows[row][QUEUE_KIND] = kind
+        elif not is_light(topic):
+            self._special.take_batch(topic, record)
+        elif not record.queue_id:
+            self._special.take_own(topic, record.queue_offset, record)
+
+    def _register(self, record: Record) -> None:
+        """Know a queue from its first record on; one that can have no directory is in no queue, and not compared."""
+        topic, kind = _topic_of(record), QueueKind.PLAIN
+        files = None
+        if is_topic(topic) and record.queue_id >= 0:
+            kind = self._kind_of(topic)
+            files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
+        row = self._table.add(topic, record.queue_id, record.queue_offset, kind=kind)
+        self._row_of[topic, record.queue_id] = row
+        self._by_row.append(_Expected(files, record.queue_offset) if files else None)
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
-        return _QueueFiles(self._root, topic, queue_id, self._file_size, self._disk)
+        return _QueueFiles(self._root, topic, queue_id, self._settings, self._disk)
 
-    def _compare(self, begin: int, end: int) -> None:
+    def _compare(self, chunk: Chunk, begin: int, end: int) -> None:
         """Compare units `begin` to `end - 1` of the chunk, queue by queue."""
         starts = np.zeros(self._table.count + 1, np.int64)
         units, rows = self._units[begin * UNIT.size :], self._rows[begin:]
@@ -133,17 +185,27 @@ class QueueCheck:
             expected = everything[starts[row] : starts[row + 1]]
             stored = queue.files.units(queue.next, len(expected))
             if stored.tobytes() != expected.tobytes():
+                self._look_up(chunk, queue.files.extension, expected, stored)
                 self._report_differences(queue, expected, stored)
             queue.next += len(expected)
             self._report.unit_count += len(expected)
 
+    @staticmethod
+    def _look_up(chunk: Chunk, extension: ExtensionFiles, expected: Units, stored: Units) -> None:
+        """Put in place of addresses the tags codes that stand there, if the store times there are the records'."""
+        mine = stored["commit_log_offset"] == expected["commit_log_offset"]
+        for number in np.flatnonzero(mine & (stored["tags_code"] < 0)).tolist():
+            address = int(stored["tags_code"][number])
+            if not is_extension_address(address):
+                continue
+            with contextlib.suppress(CorruptData):
+                found = extension.read(address)
+                position = int(stored["commit_log_offset"][number]) - chunk.base_offset
+                if found.store_timestamp == message_at(chunk.file.map, position).store_timestamp:
+                    stored["tags_code"][number] = found.tags_code
+
     def _report_differences(self, queue: _Expected, expected: Units, stored: Units) -> None:
         same = stored == expected
-        if queue.files.has_extension:  # the tags code is then an address in the extension file
-            same_place = (stored["commit_log_offset"] == expected["commit_log_offset"]) & (
-                stored["size"] == expected["size"]
-            )
-            same |= same_place & (stored["tags_code"] <= EXTENSION_ADDRESS_MAX)
         end = len(expected)
         if not self._report.clean:
             written = np.flatnonzero(stored["size"])
@@ -161,9 +223,9 @@ class QueueCheck:
             what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
             self._report.add(Problem("queue", path, position, what, "zeros", REBUILD))
 
-    def _pass_gap(self, topic: str, queue_id: int, queue_offset: int) -> None:
+    def _pass_gap(self, record: Record) -> None:
         """The next record of a queue is further on than its queue: messages between are lost, or stand in damage."""
-        row = self._row_of[topic, queue_id]
+        row, queue_offset = self._row_of[_topic_of(record), record.queue_id], record.queue_offset
         queue = self._by_row[row]
         if queue is not None:
             stored = queue.files.units(queue.next, queue_offset - queue.next)
@@ -175,17 +237,21 @@ class QueueCheck:
 
     def finish(self) -> None:
         """Look at what stands in the files beside the units that the log led to."""
-        light = 0
-        for topic in filter(is_topic, self._disk.directories(self._root / CONSUME_QUEUE)):
-            for name in self._disk.directories(self._root / CONSUME_QUEUE / topic):
-                queue_id = queue_id_of(name)
-                if topic.startswith(LMQ_PREFIX):
-                    light += 1
-                elif queue_id is not None and topic not in self._batch_topics:
-                    self._report.queue_count += 1
-                    self._check_leftovers(topic, queue_id)
-        if light:
-            self._report.notes.append(f"{light} light queues ({LMQ_PREFIX}…) are not checked")
+        for topic, queue_id in self._names(CONSUME_QUEUE):
+            if self._kind_of(topic) != QueueKind.BATCH:
+                self._report.queue_count += 1
+                self._check_leftovers(topic, queue_id)
+            elif is_light(topic) and not queue_id:
+                self._special.expect(topic, queue_id)
+        for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
+            self._special.expect(topic, queue_id)
+        self._special.finish()
+
+    def _names(self, tree: str) -> Iterator[tuple[str, int]]:
+        for topic in filter(is_topic, self._disk.directories(self._root / tree)):
+            for queue_id in map(queue_id_of, self._disk.directories(self._root / tree / topic)):
+                if queue_id is not None:
+                    yield topic, queue_id
 
     def _check_leftovers(self, topic: str, queue_id: int) -> None:
         """Units that no record called for: fillers and units of records that expired are fine, others are not."""
@@ -217,6 +283,10 @@ class QueueCheck:
         path, position = files.place(queue_offset)
         what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"
         self._report.add(Problem("queue", path, position, what, found, REBUILD))
+
+
+def _topic_of(record: Record) -> str:
+    return record.topic.decode("utf-8", "surrogateescape")
 
 
 def _told(unit: np.void) -> str:

@@ -1,0 +1,451 @@
+"""Batch topics, light queues and queue extensions: what is refused, what is found, and what is rebuilt."""
+
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stratalog
+from store.model import QUIET, SMALL, Clock, scratch_folder
+from stratalog.errors import ConfigurationError, IllegalMessage
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, BatchEntry, encode_batch_body
+from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET
+from stratalog.layout.message import Record
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX
+from stratalog.layout.properties import encode_properties
+from stratalog.layout.queue import BATCH_UNIT, EXTENSION_UNIT
+from stratalog.layout.sysflag import SysFlag, Transaction
+from stratalog.store.message_store import MessageStore
+from stratalog.store.verify import verify
+
+KINDS: dict[str, Any] = {
+    "enable_lmq": True,
+    "enable_multi_dispatch": True,
+    "mapper_file_size_batch_consume_queue": 5 * BATCH_UNIT.size,
+    "mapped_file_size_consume_queue_ext": 10 * EXTENSION_UNIT.size + 4,
+}
+TREES = (CONSUME_QUEUE, BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX)
+
+
+def opened(root: Path, **given: Any) -> MessageStore:
+    return stratalog.open(root, **{**SMALL, **QUIET, **KINDS, **given})
+
+
+def multi(*names: str, **more: str) -> bytes:
+    return encode_properties({MULTI_DISPATCH: ",".join(names), "TAGS": "t", **more})
+
+
+def fill(store: MessageStore, rounds: int = 12) -> None:
+    """Every kind of queue, several files of each."""
+    if "batches" not in store.topic_configs:
+        store.create_topic("batches", queues=2, queue_type="BatchCQ")
+    for number in range(rounds):
+        body = b"%04d" % number * 20
+        batch = store.queue("batches", number % 2)
+        batch.put_batch([body + b"%d" % member for member in range(1 + number % 4)], unique_key=f"b{number}", tags="t")
+        batch.put(body, tags="alone", keys=f"k{number}")
+        parent = store.queue("parent", number % 2)
+        parent.put_raw(body, multi("%LMQ%a", "%LMQ%$b") if number % 3 else multi("%LMQ%a"))
+        parent.put(body, tags="plain")
+
+
+def bytes_of(root: Path, *trees: str) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for tree in trees
+        for path in sorted((root / tree).rglob("*"))
+        if path.is_file()
+    }
+
+
+def queues_of(root: Path) -> dict[str, bytes]:
+    """Index files carry the time of their making in their names: compared by content."""
+    queues = bytes_of(root, *TREES[:-1])
+    return queues | {str(number): data for number, data in enumerate(bytes_of(root, INDEX).values())}
+
+
+def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
+    return {key: [(m.queue_offset, m.body) for m in store.queue(*key).read()] for key in store.queues()}
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+TWO = encode_batch_body([BatchEntry(b"one"), BatchEntry(b"two")])
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "properties", "sys_flag"),
+    [
+        pytest.param("plain", TWO, {INNER_NUM: "2"}, INNER_FLAGS, id="an inner batch in a topic of the usual type"),
+        pytest.param("batches", TWO, {INNER_NUM: "2"}, 0, id="a count without the flags"),
+        pytest.param("batches", TWO, {INNER_NUM: "2"}, SysFlag.INNER_BATCH, id="one flag without the other"),
+        pytest.param("batches", TWO, {}, INNER_FLAGS, id="the flags without a count"),
+        pytest.param("batches", TWO, {INNER_NUM: "3"}, INNER_FLAGS, id="another count than the body's"),
+        pytest.param("batches", TWO, {INNER_NUM: "2x"}, INNER_FLAGS, id="a count that is no number"),
+        pytest.param("batches", b"", {INNER_NUM: "0"}, INNER_FLAGS, id="a batch of none"),
+        pytest.param("batches", b"no batch at all", {INNER_NUM: "1"}, INNER_FLAGS, id="a body that is no batch"),
+        pytest.param("batches", TWO, {INNER_NUM: "2"}, INNER_FLAGS | Transaction.PREPARED, id="a prepared batch"),
+        pytest.param("batches", b"", {MULTI_DISPATCH: "%LMQ%a"}, 0, id="light queues of a batch topic"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%a,plain"}, 0, id="a name that is no light queue's"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%a,%LMQ%a"}, 0, id="a light queue named twice"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%a,"}, 0, id="an empty name"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%"}, 0, id="a light queue without a name"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%../../x"}, 0, id="a name that is a path"),
+        pytest.param("plain", b"", {MULTI_DISPATCH: "%LMQ%" + "x" * 251}, 0, id="a name too long for a directory"),
+        pytest.param("%LMQ%a", b"", {}, 0, id="a message put to a light queue itself"),
+    ],
+)
+def test_what_rocketmq_refuses_or_cannot_dispatch_is_refused_before_a_byte_is_written(
+    topic: str, body: bytes, properties: dict[str, str], sys_flag: int, tmp_path: Path
+) -> None:
+    with opened(tmp_path / "store") as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        with pytest.raises(IllegalMessage):
+            store.queue(topic).put_record(body, encode_properties(properties), sys_flag=sys_flag)
+        assert store.log.end_offset == 0
+        assert not store.queues()
+
+
+@pytest.mark.parametrize("way", ["put", "put_raw", "put_many", "append"])
+def test_every_way_to_put_refuses_a_name_that_rocketmq_chokes_on(way: str, tmp_path: Path) -> None:
+    bad, good = {MULTI_DISPATCH: "plain"}, encode_properties({MULTI_DISPATCH: "%LMQ%a"})
+    with opened(tmp_path / "store") as store:
+        queue = store.queue("parent")
+        ways: dict[str, Callable[[], Any]] = {
+            "put": lambda: store.put("parent", b"", properties=bad),
+            "put_raw": lambda: queue.put_raw(b"", encode_properties(bad)),
+            "put_many": lambda: queue.put_many([b"", b""], [good, encode_properties(bad)]),
+            "append": lambda: queue.append(pa.record_batch({"body": [b""], MULTI_DISPATCH: ["plain"]})),
+        }
+        with pytest.raises(IllegalMessage):
+            ways[way]()
+        assert store.log.end_offset == 0
+        queue.put_many([b"1", b"2"], good)
+        assert [message.body for message in store.queue("%LMQ%a").read()] == [b"1", b"2"]
+
+
+def test_the_two_settings_of_light_queues_go_together(tmp_path: Path) -> None:
+    for name in ("enable_lmq", "enable_multi_dispatch"):
+        with pytest.raises(ConfigurationError, match="go together"):
+            opened(tmp_path / "store", **{name: False})
+
+
+def test_without_the_settings_the_property_is_a_property_like_others(tmp_path: Path) -> None:
+    with opened(tmp_path / "store", enable_lmq=False, enable_multi_dispatch=False) as store:
+        store.put("parent", b"", properties={MULTI_DISPATCH: "anything"})
+        (message,) = store.queue("parent").read()
+        assert message.properties == {MULTI_DISPATCH: "anything"}
+        assert store.queues() == [("parent", 0)]
+
+
+def test_properties_that_the_offsets_make_too_long_are_refused(tmp_path: Path) -> None:
+    names = [f"%LMQ%{number:04d}" for number in range(2900)]
+    with opened(tmp_path / "store", mapped_file_size_commit_log=1 << 17) as store:
+        with pytest.raises(IllegalMessage, match="limit"):
+            store.queue("parent").put_raw(b"", multi(*names))
+        assert store.log.end_offset == 0
+        assert store.queue("%LMQ%0000").next_offset == 0
+
+
+# -- what is put and read ----------------------------------------------------------------------------------------------
+
+
+def test_light_queues_go_on_where_they_were_after_the_store_was_opened_again(tmp_path: Path) -> None:
+    for turn in range(3):
+        with opened(tmp_path / "store") as store:
+            for _ in range(7):
+                store.queue("parent", turn).put_raw(b"", multi("%LMQ%a", "%LMQ%b"))
+            found = [message.queue_offset for message in store.queue("%LMQ%a").read()]
+            assert found == list(range(7 * (turn + 1)))
+            newest = store.message(list(store.queue("%LMQ%b").read())[-1].commit_log_offset)
+            assert newest.properties[MULTI_QUEUE_OFFSET] == f"{found[-1]},{found[-1]}"
+
+
+def test_a_message_in_a_light_queue_tells_its_place_there_and_the_record_that_of_its_own(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.put("parent", b"other")
+        receipt = store.queue("parent").put_raw(b"mine", multi("%LMQ%$lite$name"))
+        (message,) = store.queue("%LMQ%$lite$name").read()
+        assert (message.topic, message.queue_id, message.queue_offset) == ("%LMQ%$lite$name", 0, 0)
+        record = store.message(message.commit_log_offset)
+        assert (record.topic, record.queue_offset, record.body) == ("parent", 1, b"mine")
+        assert receipt.queue_offset == 1
+
+
+def test_a_batch_whose_body_is_compressed_is_read_member_by_member(tmp_path: Path) -> None:
+    flags = INNER_FLAGS | SysFlag.COMPRESSED | 0x300
+    with opened(tmp_path / "store") as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        store.queue("batches").put_record(zlib.compress(TWO), encode_properties({INNER_NUM: "2"}), sys_flag=flags)
+        assert [message.decompressed() for message in store.queue("batches").read()] == [b"one", b"two"]
+
+
+def test_under_sync_flush_readers_see_only_what_is_durable_and_the_lag_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path / "store", flush="sync") as store:
+        store.queue("parent").put_raw(b"durable", multi("%LMQ%a"))
+        assert [message.body for message in store.queue("%LMQ%a").read()] == [b"durable"]
+        assert store.dispatch_lag == 0
+        receipt = store.queue("parent").put_raw(b"not yet", multi("%LMQ%a"), wait=False)
+        for name in ("parent", "%LMQ%a"):
+            assert [message.body for message in store.queue(name).read()] == [b"durable"]
+        assert store.dispatch_lag == receipt.store_size
+        store.flush()
+        assert [message.body for message in store.queue("%LMQ%a").read()] == [b"durable", b"not yet"]
+        assert store.dispatch_lag == 0
+
+
+def test_extensions_hold_what_units_would_and_units_are_told_with_it_looked_up(tmp_path: Path) -> None:
+    for turn, extends in enumerate((False, True, False)):
+        with opened(tmp_path / "store", enable_consume_queue_ext=extends) as store:
+            for _ in range(25):
+                store.put("t", b"x", tags="paid")
+            queue = store.queue("t")
+            codes = {queue.units(at, 1) for at in range(25 * turn, 25 * (turn + 1))}
+            assert {code[12:] for code in codes} == {(3433164).to_bytes(8, "big")}  # "paid".hashCode()
+            for message in queue.read(25 * turn):
+                extension = queue.extension(message.queue_offset)
+                if not extends:
+                    assert extension is None
+                    continue
+                assert extension
+                assert (extension.tags_code, extension.bitmap) == (3433164, None)
+                assert extension.store_timestamp == message.store_timestamp
+    report = verify(tmp_path / "store")
+    assert report.ok, report.problems
+
+
+# -- what is stored and cannot be followed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "offsets", "followed"),
+    [
+        ("%LMQ%a,plain", "0,", ["%LMQ%a"]),
+        ("plain,%LMQ%a", ",0", ["%LMQ%a"]),
+        ("%LMQ%a,%LMQ%b", "0", ["%LMQ%a"]),
+        ("%LMQ%a", "0,1", ["%LMQ%a"]),
+        ("%LMQ%a", "minus one", []),
+        ("%LMQ%a", "-1", []),
+        ("%LMQ%a", "999999999999999999", []),
+        ("%LMQ%a", "9" * 300, []),
+        ("%LMQ%../../../escaped", "0", []),
+        ("%LMQ%" + "x" * 300, "0", []),
+        ("%LMQ%a,%LMQ%a", "0,0", ["%LMQ%a"]),
+    ],
+)
+def test_a_stored_record_that_cannot_be_dispatched_stands_in_its_own_queue_and_stops_nothing(
+    names: str, offsets: str, followed: list[str], tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    with opened(root, enable_lmq=False, enable_multi_dispatch=False) as store:
+        poison = encode_properties({MULTI_DISPATCH: names, MULTI_QUEUE_OFFSET: offsets})
+        store.queue("parent").put_raw(b"before")
+        store.queue("parent").put_raw(b"poison", poison)
+        store.queue("parent").put_raw(b"after", encode_properties({"KEYS": "found"}))
+    shutil.rmtree(root / CONSUME_QUEUE)
+    with opened(root) as store:
+        assert [message.body for message in store.queue("parent").read()] == [b"before", b"poison", b"after"]
+        assert [topic for topic in store.topics() if topic != "parent"] == followed
+        assert len(list(store.query("parent", key="found"))) == 1
+        assert store.recovery.notes
+        store.queue("parent").put_raw(b"more", multi("%LMQ%a"))
+        assert [message.body for message in store.queue("%LMQ%a").read()][-1] == b"more"
+    assert verify(root).ok
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize("properties", [{INNER_NUM: "2", INNER_BASE: "7"}, {INNER_NUM: "x", INNER_BASE: "1"}, {}])
+def test_a_stored_batch_that_contradicts_itself_counts_as_one_message(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
+
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        queue = store.queue("batches")
+        queue.put(b"before")
+        if properties:
+            put_unchecked(store, properties)
+        else:
+            queue.put(TWO)
+        queue.put(b"after")
+        assert [message.queue_offset for message in queue.read()] == [0, 1, 2]
+        assert bool(store.recovery.notes) == bool(properties)
+
+
+def put_unchecked(store: MessageStore, properties: dict[str, str]) -> None:
+    """As a broker might have stored it: the flags, and properties that do not fit them."""
+    log, queue = store.log, store.queue("batches")
+    record = Record(
+        topic=b"batches", body=TWO, properties=encode_properties(properties), sys_flag=INNER_FLAGS,
+        queue_offset=queue.next_offset, commit_log_offset=log.end_offset, store_timestamp=1,
+    )  # fmt: skip
+    with log.lock:
+        position = log.position_for(record.total_size)
+        log.map[position : position + record.total_size] = record.encode()
+        log.end_offset += record.total_size
+        queue.next_offset += 1
+
+
+# -- what is damaged and comes back ------------------------------------------------------------------------------------
+
+
+def gone(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def cut(path: Path) -> None:
+    """The second half of the last file that holds something is zeros."""
+    file = max(file for file in path.rglob("*") if file.is_file() and any(file.read_bytes()))
+    data = file.read_bytes()
+    end = len(data.rstrip(b"\0"))
+    file.write_bytes(data[: end // 2].ljust(len(data), b"\0"))
+
+
+def without_first_file(path: Path) -> None:
+    min(file for file in path.rglob("*") if file.is_file()).unlink()
+
+
+def without_last_file(path: Path) -> None:
+    max(file for file in path.rglob("*") if file.is_file()).unlink()
+
+
+PLACES = (
+    BATCH_CONSUME_QUEUE,
+    f"{BATCH_CONSUME_QUEUE}/batches/0",
+    f"{CONSUME_QUEUE}/%LMQ%a",
+    f"{CONSUME_QUEUE}/%LMQ%$b/0",
+    CONSUME_QUEUE_EXT,
+    f"{CONSUME_QUEUE_EXT}/parent/0",
+)
+
+
+@pytest.mark.parametrize("damage", [gone, cut, without_first_file, without_last_file])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("unclean", [False, True], ids=["after a clean stop", "after a crash"])
+def test_any_queue_that_is_deleted_or_cut_is_rebuilt_byte_for_byte(
+    place: str, damage: Callable[[Path], None], unclean: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    with opened(root, enable_consume_queue_ext=True) as store:
+        fill(store)
+        before = contents(store)
+    assert verify(root).ok
+    whole = queues_of(root)
+    damage(root / place)
+    assert not verify(root).ok
+    if unclean:
+        (root / "abort").write_text("1")
+    with opened(root, enable_consume_queue_ext=True) as store:
+        assert contents(store) == before
+    assert queues_of(root) == whole
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
+def test_a_log_that_lost_its_end_in_a_crash_takes_the_ends_of_all_queues_with_it(keep: float, tmp_path: Path) -> None:
+    """The queues are then those of a store into which only the first part was ever put."""
+    root = tmp_path / "store"
+    clock = Clock()
+    with opened(root, enable_consume_queue_ext=True, clock_ns=clock) as store:
+        fill(store)
+        end = store.log.end_offset
+    (root / "checkpoint").unlink()
+    (root / "abort").write_text("1")
+    (log,) = (root / "commitlog").iterdir()
+    data = log.read_bytes()
+    log.write_bytes(data[: int(end * keep)].ljust(len(data), b"\0"))
+    with opened(root, enable_consume_queue_ext=True) as store:
+        assert store.log.end_offset < end
+        found = contents(store)
+        fill(store, 3)
+        assert all(contents(store)[key][: len(messages)] == messages for key, messages in found.items())
+    assert verify(root).ok, verify(root).problems
+    whole = queues_of(root)
+    for tree in TREES:
+        shutil.rmtree(root / tree, ignore_errors=True)
+    with opened(root, enable_consume_queue_ext=True):
+        pass
+    assert queues_of(root) == whole
+
+
+def test_queues_begin_where_the_log_does_when_its_oldest_files_are_gone(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root, mapped_file_size_commit_log=8192) as store:
+        fill(store, 40)
+        before = contents(store)
+    oldest = sorted((root / "commitlog").iterdir())[:2]
+    assert len(list((root / "commitlog").iterdir())) > 3
+    for file in oldest:
+        file.unlink()
+    with opened(root, mapped_file_size_commit_log=8192) as store:
+        first = store.log.first_offset
+        for key, messages in contents(store).items():
+            queue = store.queue(*key)
+            assert messages == before[key][-len(messages) :]
+            assert messages[0][0] == queue.min_offset
+            assert store.units_of(queue).unit(queue.min_offset)[0] >= first
+            assert queue.max_offset == before[key][-1][0] + 1
+    for tree in TREES:
+        shutil.rmtree(root / tree, ignore_errors=True)
+    with opened(root, mapped_file_size_commit_log=8192) as store:
+        assert {key: messages[-1] for key, messages in contents(store).items()} == {
+            key: messages[-1] for key, messages in before.items()
+        }
+        store.queue("parent").put_raw(b"", multi("%LMQ%a"))
+        assert store.queue("%LMQ%a").max_offset == before["%LMQ%a", 0][-1][0] + 2
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(1, 5)),
+        st.tuples(st.just("alone"), st.integers(0, 1), st.just(1)),
+        st.tuples(st.just("light"), st.integers(0, 1), st.integers(0, 7)),
+        st.tuples(st.just("reopen"), st.booleans(), st.just(0)),
+        st.tuples(st.just("rebuild"), st.sampled_from(TREES), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(operations, st.booleans())
+def test_whatever_is_put_closed_killed_and_rebuilt_every_queue_holds_its_messages_in_order(
+    steps: list[tuple[str, Any, int]], extends: bool
+) -> None:
+    with scratch_folder() as folder:
+        root, expected = folder / "store", dict[tuple[str, int], list[bytes]]()
+        given: dict[str, Any] = {"enable_consume_queue_ext": extends}
+        store = opened(root, **given)
+        store.create_topic("batches", queues=2, queue_type="BatchCQ")
+        for number, (what, where, count) in enumerate(steps):
+            body = b"%d" % number
+            if what == "batch":
+                bodies = [body + b"-%d" % member for member in range(count)]
+                store.queue("batches", where).put_batch(bodies, unique_key=f"u{number}")
+                expected.setdefault(("batches", where), []).extend(bodies)
+            elif what == "alone":
+                store.put("batches", body, queue_id=where)
+                expected.setdefault(("batches", where), []).append(body)
+            elif what == "light":
+                names = [f"%LMQ%{bit}" for bit in range(3) if count & 1 << bit]
+                store.queue("parent", where).put_raw(body, multi(*names) if names else b"")
+                for key in [("parent", where), *((name, 0) for name in names)]:
+                    expected.setdefault(key, []).append(body)
+            else:
+                store.close()
+                if what == "rebuild":
+                    shutil.rmtree(root / where, ignore_errors=True)
+                elif not where:
+                    (root / "abort").write_text("killed")
+                store = opened(root, **given)
+        assert contents(store) == {key: list(enumerate(bodies)) for key, bodies in expected.items()}
+        store.close()
+        report = verify(root)
+        assert report.ok, report.problems
