@@ -154,8 +154,6 @@ def _prepare(root: Path, staging: Path) -> None:
     for tree in (names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT):
         for topic in Disk().directories(root / tree):
             (staging / tree / topic).mkdir(parents=True)
-    if (root / names.ABORT).exists():
-        (staging / names.ABORT).touch()
 
 
 def _build(staging: Path, settings: StoreSettings, clock_ns: ClockNs) -> Rebuilt:
@@ -239,7 +237,8 @@ def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> Non
         elif old.exists():
             old.rename(new)
         disk.sync_directory(root)
-        _keep_foreign(root, staging / name, disk)
+        if new.is_dir():
+            _keep_foreign(root, new, disk)
     if was_clean:
         disk.remove(root / names.ABORT)
 

@@ -2,7 +2,7 @@
 
 Every step can be killed and done again. What is overwritten was set aside before, durably, in the store's directory
 `stratalog-quarantine`, where RocketMQ does not look. While steps are under way the store counts as not closed properly;
-`abort` goes when queues and index were built again. A file with several names (hard links) gets a copy of its own first.
+`abort` goes when queues and index were built again. A file with several names (hard links) gets its own copy first.
 """
 
 import contextlib

@@ -38,6 +38,8 @@ PIECE_SIZE_MAX = 1 << 20
 SMALLEST = FIXED_SIZE_V1
 _PLACEHOLDER_FLAGS = int(SysFlag.COMPRESSED | SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP) | int(Compression.ZLIB)
 _NOTHING = zlib.compress(b"")
+_ROOM_FOR_REST = 80
+"""For the body, the property and the record CRC of a placeholder."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,8 +72,9 @@ class Cover:
         if self.size < (BLANK.size if self.closes_file else SMALLEST):
             raise CorruptData(f"{self.size} bytes at log offset {self.begin:,} are too few for a record")
         records = [self._placeholder(message) for message in lost]
-        if sum(record.total_size for record in records) + blank_size > self.size:
-            records = [_smallest(record, self.with_record_crc) for record in records]
+        for shrunk in (_unnamed, _smallest):
+            if sum(record.total_size for record in records) + blank_size > self.size:
+                records = [shrunk(record, self.with_record_crc) for record in records]
         while records and sum(record.total_size for record in records) + blank_size > self.size:
             records.pop()
         rest = self.size - sum(record.total_size for record in records)
@@ -88,6 +91,11 @@ class Cover:
         for size in _sizes(rest):
             yield offset, self._encoded(self._filler(size), offset)
             offset += size
+
+    @staticmethod
+    def room_for(message: LostMessage) -> int:
+        """Bytes that a placeholder takes at most where nothing has to be filled up."""
+        return SMALLEST + len(message.topic.encode()) + _ROOM_FOR_REST
 
     def least_size(self, lost: Sequence[LostMessage]) -> int:
         """Bytes that placeholders take where nothing has to be filled up."""
@@ -120,9 +128,14 @@ class Cover:
         return seal_record_crc(stored) if self.with_record_crc and record.properties else stored
 
 
+def _unnamed(record: Record, with_record_crc: bool) -> Record:
+    """A placeholder that does not say where the bytes are."""
+    return replace(record, properties=reserve_record_crc(b"") if with_record_crc else b"")
+
+
 def _smallest(record: Record, with_record_crc: bool) -> Record:
     """A placeholder that fits where a message without body and properties stood: it is one itself."""
-    return replace(record, body=b"", properties=reserve_record_crc(b"") if with_record_crc else b"", sys_flag=0)
+    return replace(_unnamed(record, with_record_crc), body=b"", sys_flag=0)
 
 
 def _sizes(rest: int) -> Iterator[int]:

@@ -17,7 +17,7 @@ from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
-from stratalog.store.repair_fill import LostMessage
+from stratalog.store.repair_fill import Cover, LostMessage
 from stratalog.store.survey import FileSurvey
 from stratalog.store.verify_files import queue_directories
 
@@ -117,16 +117,23 @@ class LostMessages:
     def by_damage(self) -> dict[Damage, list[LostMessage]]:
         """What was in each damage, in the order of queues and their offsets. Call it when the whole log was taken."""
         lost: dict[Damage, list[LostMessage]] = {damage: [] for damage in self._damages}
+        room = {damage: damage.end - damage.begin for damage in self._damages}
         names = {(topic.decode("utf-8", "replace"), queue_id): (topic, queue_id) for topic, queue_id in self._queues}
         for key in sorted(set(names) | set(self._units)):
             if key[0] in self._unnumbered:
                 continue
             queue, units = self._queues.get(names.get(key, (b"", -1))), self._units.get(key, {})
-            for number, damage in self._of_queue(queue, units):
-                lost[damage].append(LostMessage(*key, number))
+            for number, damages in self._of_queue(queue, units):
+                message = LostMessage(*key, number)
+                at = units.get(number)  # without a unit: where there is room, in order
+                choice = [d for d in damages if (at < d.end if at is not None else room[d] >= Cover.room_for(message))]
+                chosen = (choice or damages[-1:])[0]
+                lost[chosen].append(message)
+                room[chosen] -= Cover.room_for(message)
         return lost
 
-    def _of_queue(self, queue: _Queue | None, units: dict[int, int]) -> Iterator[tuple[int, Damage]]:
+    def _of_queue(self, queue: _Queue | None, units: dict[int, int]) -> Iterator[tuple[int, list[Damage]]]:
+        """Numbers that are missing, and the damages that each may have been in."""
         spans = list(queue.jumps) if queue else []
         in_front = [number for number in units if queue is None or number < queue.first_number]
         behind = [number for number in units if queue and number >= queue.next_number]
@@ -138,9 +145,7 @@ class LostMessages:
         for first, end, begin_offset, end_offset in sorted(spans):
             damages = [d for d in self._damages if begin_offset <= d.begin and d.end <= end_offset]
             for number in range(first, end) if damages and end - first <= _NUMBERS_MAX else ():
-                at = units.get(number)
-                damages = [d for d in damages if at is None or at < d.end] or damages[-1:]  # later numbers stood later
-                yield number, damages[0]
+                yield number, damages
 
 
 def batch_topics(root: Path, disk: Disk) -> set[str]:

@@ -31,7 +31,7 @@ from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.store.recovery import Damage
 from stratalog.store.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.store.repair_lost import LostMessages
-from stratalog.store.survey import CUT, MISSING, FileSurvey, sized, survey_log
+from stratalog.store.survey import CUT, MISSING, DamageJoin, FileSurvey, sized, survey_log
 from stratalog.store.verify import Progress, verify
 from stratalog.store.verify_files import BACKUP, config_fault, config_files
 from stratalog.store.verify_report import VerifyReport
@@ -140,14 +140,15 @@ def _plan_log(plan: RepairPlan) -> None:
     """Cover the damaged ranges and clear what is behind the log's end."""
     report, full_size = plan.report, plan.settings.commit_log_file_size
     damages = [damage for damage in report.damages if damage.reason != "TORN"]
-    tail_begin = report.log_end
-    tail = Damage(tail_begin, _FOREVER, TAIL)
+    tail = Damage(report.log_end, _FOREVER, TAIL)
     known = [*damages, tail] if report.clean else damages
     lost = LostMessages(plan.root, known, PrivateDisk())
     edges = _Edges(damages, full_size)
     surveys = survey_log(plan.root / COMMIT_LOG, PrivateDisk(), file_size=full_size)
     last: FileSurvey | None = None
+    join = DamageJoin()
     for survey in surveys:
+        join.take(survey)
         lost.take(survey)
         edges.take(survey)
         if last:
@@ -160,7 +161,8 @@ def _plan_log(plan: RepairPlan) -> None:
     plan.lost = sorted(message for messages in by_damage.values() for message in messages)
     for damage in damages:
         _plan_cover(plan, edges, damage, by_damage[damage])
-    _plan_tail(plan, edges, tail_begin, by_damage.get(tail, []))
+    if join.open_begin is not None:
+        _plan_tail(plan, edges, join.open_begin, max(0, join.written_end - join.open_begin), by_damage.get(tail, []))
 
 
 @dataclass(slots=True)
@@ -262,13 +264,13 @@ def set_aside_name(begin: int, size: int) -> str:
     return f"{begin:020d}-{size}"
 
 
-def _plan_tail(plan: RepairPlan, edges: _Edges, begin: int, lost: list[LostMessage]) -> None:
+def _plan_tail(plan: RepairPlan, edges: _Edges, begin: int, written: int, lost: list[LostMessage]) -> None:
     """Cut what stands behind the log's end; files behind it go when something was written into them."""
-    report, full_size = plan.report, plan.settings.commit_log_file_size
-    if not report.torn_size and not lost:
+    full_size = plan.settings.commit_log_file_size
+    if not written and not lost:
         return
     start = begin - begin % full_size
-    torn_size = min(report.torn_size, start + full_size - begin)
+    torn_size = min(written, start + full_size - begin)
     action = _covering(edges, begin, begin + torn_size, start, False, edges.newest, (), TAIL)
     assert action.cover
     while lost and begin - start + action.cover.least_size(lost) + BLANK.size > full_size:
@@ -276,7 +278,7 @@ def _plan_tail(plan: RepairPlan, edges: _Edges, begin: int, lost: list[LostMessa
     cover = replace(action.cover, size=action.cover.least_size(lost))
     plan.actions.append(replace(action, kind="cut", lost=tuple(lost), cover=cover))
     for name in sorted(plan.stamps):
-        if (offset_of(name) or 0) > begin and report.torn_size > start + full_size - begin:
+        if (offset_of(name) or 0) > begin and written > torn_size:
             plan.actions.append(Action("drop", f"{COMMIT_LOG}/{name}", 0, full_size, TAIL))
 
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
-from stratalog.layout.message import BLANK, MAGIC_BLANK
+from stratalog.layout.message import BATCH_ENTRY, BLANK, HEAD, MAGIC_BLANK, PROPERTIES_LENGTH, decode_record
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, offset_name, offset_of
+from stratalog.layout.record import Layout
 from stratalog.store.commit_log import log_file_size
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.index_file import index_sizes
@@ -32,6 +33,15 @@ MISSING = "MISSING"
 """Reason of a damage: the file is not there."""
 CUT = "CUT"
 """Reason of a damage: the file is shorter than the log's files are."""
+
+WILD = "BAD_QUEUE_OFFSET"
+"""Reason of a damage: a record with a queue offset that cannot be."""
+_QUEUE_OFFSET = HEAD.position("queue_offset")
+_QUEUE_OFFSETS = Layout("queue offset in a record's head", HEAD.fields[5], size=8, source=HEAD.source)
+_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
+"""Each message takes this much of the log at least, be it in a batch."""
+_OFFSETS_AHEAD_MAX = 1 << 27
+"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
 
 Advance = Callable[[int, int], None]
 """Called with (bytes, records) that were looked at since the last call; from any thread."""
@@ -66,9 +76,9 @@ class FileSurvey:
     @property
     def first_whole(self) -> int:
         """Position up to which nothing whole stands: 0 when the file begins as it should, its size when all is lost."""
-        if len(self.positions):
-            return int(self.positions[0])
-        return 0 if self.is_closed else self.full_size
+        if self.damages and self.damages[0].begin == self.base_offset:
+            return self.damages[0].end - self.base_offset
+        return 0 if len(self.positions) or self.is_closed else self.full_size
 
     def close(self) -> None:
         if self.file:
@@ -146,14 +156,19 @@ def survey_file(
     position = done = 0
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
-        pieces.append((positions[:count].copy(), sizes[:count].copy()))
+        pieces.append(_without_wild(found, positions[:count], sizes[:count]))
         if advance:
             advance(position - done, count)
             done = position
         if status == ScanStatus.FULL:
             continue
+        stopped = position
         found.is_closed = file.size == file_size and closes_file(file, position)
-        following = -1 if found.is_closed else next_record(file, position + 1, base_offset)
+        if not found.is_closed and _drop_torn(file, pieces[-1]):
+            position = int(pieces[-1][0][-1])
+            pieces[-1] = pieces[-1][0][:-1], pieces[-1][1][:-1]
+            status = ScanStatus.BAD_LENGTHS
+        following = -1 if found.is_closed else next_record(file, stopped + 1, base_offset)
         if following < 0:
             break
         found.damages.append(Damage(base_offset + position, base_offset + following, ScanStatus(status).name))
@@ -165,6 +180,31 @@ def survey_file(
     if advance:
         advance(file_size - done, 0)
     return found
+
+
+def _without_wild(
+    found: FileSurvey, positions: NDArray[np.int64], sizes: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The records but for those whose queue offset no log can lead to. No checksum covers it, and whoever believed it
+    would fill a queue up to there."""
+    assert found.file is not None
+    at = positions[:, None] + np.arange(_QUEUE_OFFSET, _QUEUE_OFFSET + _QUEUE_OFFSETS.size)
+    offsets = found.file.view[at].view(_QUEUE_OFFSETS.dtype)["queue_offset"][:, 0].astype(np.int64)
+    wild = (offsets < 0) | (offsets > (found.base_offset + positions) // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX)
+    for number in np.flatnonzero(wild).tolist():
+        begin = found.base_offset + int(positions[number])
+        found.damages.append(Damage(begin, begin + int(sizes[number]), WILD))
+    return positions[~wild], sizes[~wild]
+
+
+def _drop_torn(file: MappedFile, records: tuple[NDArray[np.int64], NDArray[np.int32]]) -> bool:
+    """Whether the last record before damage was torn itself. No checksum covers properties, but they end with a
+    separator: a zero there was never written, or taken by a crash."""
+    if not len(records[0]):
+        return False
+    position, size = int(records[0][-1]), int(records[1][-1])
+    is_zero = not file.view[position + size - 1]
+    return is_zero and bool(decode_record(file.map[position : position + size], verify=False).properties)
 
 
 def closes_file(file: MappedFile, position: int) -> bool:
@@ -214,9 +254,8 @@ class DamageJoin:
         damages = []
         first = survey.first_whole
         if self.open_begin is None and first:
-            self.open_begin, self.open_reason = survey.base_offset, survey.reason
-            if len(survey.positions):
-                self.open_begin, self.open_reason = survey.damages[0].begin, survey.damages[0].reason
+            self.open_begin = survey.base_offset
+            self.open_reason = survey.damages[0].reason if survey.damages else survey.reason
         if self.open_begin is not None and first < survey.full_size:
             damages.append(Damage(self.open_begin, survey.base_offset + first, self.open_reason))
             self.open_begin, self.written_end = None, 0

@@ -19,7 +19,7 @@ from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.recovery import Damage
-from stratalog.store.survey import CUT, MISSING, DamageJoin, FileSurvey, sized, survey_log
+from stratalog.store.survey import CUT, MISSING, WILD, DamageJoin, FileSurvey, sized, survey_log
 from stratalog.store.verify_files import check_checkpoint, check_files, log_files_size, was_closed
 from stratalog.store.verify_index import IndexCheck
 from stratalog.store.verify_queues import QueueCheck
@@ -38,6 +38,7 @@ _MEANING = {
     "BAD_OFFSET": "a record that belongs to another place of the log",
     "BAD_CRC": "a body that does not have the CRC in its head",
     "BAD_RECORD_CRC": "a record that does not have the CRC at the end of its properties",
+    WILD: "a record with a queue offset that the log is too short for",
     MISSING: "no file",
     CUT: "the file's end, though its records go on",
 }
