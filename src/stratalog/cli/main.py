@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from stratalog import __version__
-from stratalog.cli import inspect, offload, put, read, repair, sql, verify
+from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.errors import StratalogError
@@ -63,6 +63,7 @@ app.command("get", epilog=_examples(read.GET_EXAMPLES))(read.get)
 app.command("query", epilog=_examples(read.QUERY_EXAMPLES))(read.query)
 app.command("tail", epilog=_examples(read.TAIL_EXAMPLES))(read.tail)
 app.command("inspect", epilog=_examples(inspect.EXAMPLES))(inspect.inspect)
+app.command("dump", epilog=_examples(dump.EXAMPLES))(dump.dump)
 app.command("verify", epilog=_examples(verify.EXAMPLES))(verify.verify)
 app.command("repair", epilog=_examples(repair.REPAIR_EXAMPLES))(repair.repair)
 app.command("rebuild", epilog=_examples(repair.REBUILD_EXAMPLES))(repair.rebuild)

@@ -30,6 +30,16 @@ def clean(text: str) -> str:
     return "".join(character for character in text if unicodedata.category(character) not in _UNSEEN)
 
 
+def escaped(text: str) -> str:
+    """Text on one line with everything that a terminal would obey, or not show, written out as \\xNN or \\uNNNN."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in _UNSEEN else character
+        for character in text
+    )
+
+
 def body_text(body: bytes) -> str:
     """A body for people: as UTF-8, bytes that are none as \\xNN."""
     return clean(body.decode("utf-8", "backslashreplace"))

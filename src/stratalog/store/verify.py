@@ -28,7 +28,7 @@ from stratalog.store.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
 
-_MEANING = {
+MEANING = {
     "END": "bytes that are no record",
     "BLANK": "the mark of a file's end, but not at its end",
     "BAD_MAGIC": "no record's magic number",
@@ -42,6 +42,8 @@ _MEANING = {
     MISSING: "no file",
     CUT: "the file's end, though its records go on",
 }
+
+"""What stands at a damage's beginning, by its reason."""
 
 Progress = Callable[[int, int, int], None]
 """Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
@@ -140,7 +142,7 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     path = survey.path.with_name(f"{damage.begin - position:020d}")
     report.add(
         Problem(
-            "log", str(path), position, "a whole record", f"{_MEANING[damage.reason]}; "
+            "log", str(path), position, "a whole record", f"{MEANING[damage.reason]}; "
             f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
             "read", "restore the file from a copy, or let `stratalog repair` set the range aside; as it is, stratalog "
             "skips the range and serves what is behind it, RocketMQ drops everything behind it",
