@@ -1,5 +1,6 @@
 """One queue as its users see it: put and read."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -348,12 +349,26 @@ class Queue:
                 high = middle
         return low if bound == "lower" else max(first, low - 1)
 
+    def estimate_count(self, *, begin: int | None = None, end: int | None = None, tags: str | None = None) -> int:
+        """How many messages were stored in [begin, end] ms, and have the tags (`"TagA || TagB"`).
+
+        Without tags the number of their offsets. With tags exact up to a million messages, but for tags of equal hash;
+        beyond, an estimate from a million of them. Raises `ConfigurationError` for tags in a batch topic.
+        """
+        from stratalog.store.counting import estimate_count
+
+        first = self.min_offset if begin is None else self.offset_at(begin)
+        stop = max(first, self.max_offset if end is None else self.offset_at(end + 1))
+        return stop - first if tags is None else estimate_count(self, first, stop, tags)
+
     def _store_timestamp(self, queue_offset: int) -> int:
-        """Store time of the first message at or behind the offset: in place of a lost one stands a filler unit."""
+        """Store time of the first message at or behind the offset that is whole: in place of a lost one stands a filler
+        unit, and one damaged message does not hide the others."""
         units = self.store.units_of(self)
         while queue_offset < units.end_offset:
             commit_log_offset, size, _ = units.unit(queue_offset)
             if size != FILLER_SIZE:
-                return self._log.message(commit_log_offset, self.topic).store_timestamp
+                with contextlib.suppress(CorruptData):
+                    return self._log.message(commit_log_offset, self.topic).store_timestamp
             queue_offset += 1
         return 1 << 63
