@@ -19,6 +19,7 @@ from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, bodies, check, log_f
 from stratalog.errors import IllegalMessage, StoreFailed, StratalogError
 from stratalog.layout.message import PROPERTIES_SIZE_MAX
 from stratalog.store.queue import Queue
+from stratalog.store.receipts import Receipts
 
 pytestmark = pytest.mark.skipif(not stratalog.kernels.jit.HOLDS_THE_GIL, reason="needs the interpreter's lock")
 
@@ -100,7 +101,8 @@ RAW = st.binary(max_size=100) | st.sampled_from(
 
 def outcome(call: Callable[..., Any], *args: Any, **given: Any) -> Any:
     try:
-        return call(*args, **given)
+        answer = call(*args, **given)
+        return list(answer) if isinstance(answer, Receipts) else answer
     except Exception as error:  # noqa: BLE001 - errors are answers here
         return type(error), str(error)
 
@@ -152,6 +154,27 @@ def test_put_raw_writes_and_refuses_as_the_python_put_raw_does(puts: list[tuple[
         with_both(folder, calls, max_message_size=60_000, flush=flush)
 
 
+LISTS = st.lists(BODIES, max_size=6) | st.lists(BODIES, max_size=3).map(tuple)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(LISTS, RAW | st.lists(RAW, max_size=6), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from(["sync", "async"]),
+)
+@example([([b"a", b"bc", b""], [b"", b"x\x01y\x02", b""], False), ([b"z"], b"DELAY\x013\x02", False)], "async")
+@example([([b"a"] * 3, b"", True), ([b"b"] * 3, [b"TAGS\x01t\x02"] * 3, False), ([], b"", False)], "async")
+@example([([b"a"] * 3, b"x\x01DELAY\x01", True), ([b"b", None], b"", False), ([b"b"] * 2, [b"", None], False)], "async")
+def test_put_many_writes_and_refuses_as_the_python_put_many_does(puts: list[tuple[Any, Any, bool]], flush: str) -> None:
+    fitting = [
+        (bodies, texts if isinstance(texts, bytes) else (texts + [b""] * 9)[: len(bodies)]) for bodies, texts, _ in puts
+    ]
+    calls: list[Any] = [("put_many", (bodies,) if alone else (bodies, texts), {}) for bodies, texts, alone in puts]
+    calls += [("put_many", given, {}) for given in fitting]
+    with scratch_folder() as folder:
+        with_both(folder, calls, max_message_size=60_000, flush=flush)
+
+
 GARBAGE = [
     None, True, 0, -1, 1 << 70, 1.5, "", "text", "\ud800", b"", b"bytes", bytearray(b"array"), memoryview(b"view"),
     memoryview(b"every other")[::2], [], [1], [None, "k"], ["k", Odd()], (), {}, {1: 2}, {"n": None}, {"n": 1},
@@ -166,7 +189,10 @@ def ways_to_call() -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
         calls += [("put", (thing,), {}), ("put_raw", (thing,), {}), ("put_raw", (b"body", thing), {})]
         for name in ("tags", "keys", "unique_key", "properties", "born_timestamp", "wait", "flag", "body", "ü"):
             calls += [("put", (b"body",), {name: thing}), ("put_raw", (b"body",), {name: thing})]
+        calls += [("put_many", (thing,), {}), ("put_many", ([b"body"], thing), {}), ("put_many", ([b"b", thing],), {})]
+        calls += [("put_many", ([b"b", b"c"], [b"", thing]), {}), ("put_many", ([b"b"],), {"properties": thing})]
         calls += [("put_raw", (b"body", b"", thing), {}), ("put", (b"body", thing), {}), ("put", (), {"body": thing})]
+    calls += [("put_many", (), {}), ("put_many", ([b"b"], b"", b""), {}), ("put_many", ([b"x"] * 5000, b""), {})]
     return [*calls, ("put", (), {}), ("put_raw", (), {}), ("put_raw", (b"b", b""), {"properties": b""})]
 
 
@@ -188,7 +214,22 @@ def test_nothing_given_is_kept_or_lost(open_store: OpenStore) -> None:
     queue = open_store(checked=False, mapped_file_size_commit_log=64 << 20).queue("t")
     body, tag, keys, number = b"b" * 50, "-".join("tag"), ["-".join("k1"), "-".join("k2")], 10**15
     properties = {"-".join("name"): "-".join("value")}
-    things = [body, tag, keys, keys[0], properties, next(iter(properties)), number, None, True, queue.host, int, str]
+    many = [body] * 3
+    things = [
+        many,
+        body,
+        tag,
+        keys,
+        keys[0],
+        properties,
+        next(iter(properties)),
+        number,
+        None,
+        True,
+        queue.host,
+        int,
+        str,
+    ]
 
     def calls() -> None:
         for _ in range(1000):
@@ -196,6 +237,10 @@ def test_nothing_given_is_kept_or_lost(open_store: OpenStore) -> None:
                 body, tags=tag, keys=keys, unique_key=tag, properties=properties, born_timestamp=number, wait=True
             )
             queue.put_raw(body, body)
+            queue.put_many([body] * 2, [body, body])
+            queue.put_many(many, body)
+            outcome(queue.put_many, [body, None], [body, tag])
+            outcome(queue.put_many, many, tag)
             outcome(queue.put, body, tags="")
             outcome(queue.put, None, tags=tag, properties=properties)
             outcome(queue.put_raw, body, tag)
@@ -228,12 +273,16 @@ def test_plain_messages_take_the_native_way(monkeypatch: pytest.MonkeyPatch, ope
     monkeypatch.setattr(Queue, "_append", never)
     monkeypatch.setattr(Queue, "put", never)
     monkeypatch.setattr(Queue, "put_raw", never)
+    monkeypatch.setattr(Queue, "put_many", never)
     queue = store.queue("t", 1)
     queue.put(b"1")
     queue.put(b"2", tags="a", keys="k l", unique_key="U", properties={"größe": "ü"}, born_timestamp=5)
     queue.put(b"3", keys=["k", "l"], wait=False, tags=None, properties=None)
     queue.put_raw(b"4", b"a\x01b\x02")
-    assert [message.queue_offset for message in queue.read()] == [0, 1, 2, 3]
+    assert [receipt.queue_offset for receipt in queue.put_many([b"5", b"6"], [b"", b"a\x01b\x02"])] == [4, 5]
+    assert queue.put_many([b"7"])[-1].queue_offset == 6
+    queue.put_many([b"8"] * 3, b"a\x01b\x02")
+    assert [message.queue_offset for message in queue.read()] == list(range(10))
 
 
 def test_a_builtin_outlives_queue_and_store(tmp_path: Path) -> None:

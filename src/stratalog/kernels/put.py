@@ -54,34 +54,34 @@ from stratalog.kernels.put_properties import (
 )
 from stratalog.layout.message import FIXED_SIZE_V1, PROPERTIES_SIZE_MAX
 
-_RAISED, _NOT_PLAIN = -(1 << 62), -(1 << 62) + 1
+RAISED, NOT_PLAIN = -(1 << 62), -(1 << 62) + 1
 _CLOCK_TRIES = 4
 
 
 @part
-def _now_ms(queue: int, log: int) -> int:
+def now_ms(queue: int, log: int) -> int:
     """The clock's time, of a moment in which the log's end stood where it stands now: a clock in Python lets other
-    threads run. Or _RAISED, or _NOT_PLAIN."""
+    threads run. Or RAISED, or NOT_PLAIN."""
     for _ in range(_CLOCK_TRIES):
         end = word(log, at.LOG_END)
         moment = call(word(queue, at.CLOCK))
         if moment == 0:
-            return _RAISED
+            return RAISED
         is_int = type_of(moment) == word(queue, at.INT)
         now_ns = integer_of(moment) if is_int else 0
         let_go(moment)
         if not is_int:
-            return _NOT_PLAIN
+            return NOT_PLAIN
         if now_ns == -1 and error_set():
             forget_error()
-            return _NOT_PLAIN
+            return NOT_PLAIN
         if word(log, at.LOG_END) == end:
             return now_ns // 1_000_000
-    return _NOT_PLAIN
+    return NOT_PLAIN
 
 
 @part
-def _is_locked(queue: int) -> bool:
+def is_locked(queue: int) -> bool:
     """Whether somebody appends under the log's lock, without the GIL or between two steps in Python."""
     answer = call(word(queue, at.LOCKED))
     if answer == 0:
@@ -117,16 +117,16 @@ def _take_keywords(queue: int, frame: int, args: int, names: int, known: int, ma
 
 @part
 def _born_timestamp(queue: int, frame: int) -> int:
-    """What was given, 0 when nothing was, _NOT_PLAIN for what is no time."""
+    """What was given, 0 when nothing was, NOT_PLAIN for what is no time."""
     given = word(frame, GIVEN_BORN)
     if given == 0:
         return 0
     if type_of(given) != word(queue, at.INT):
-        return _NOT_PLAIN
+        return NOT_PLAIN
     born = integer_of(given)
     if born == -1 and error_set():
         forget_error()
-        return _NOT_PLAIN
+        return NOT_PLAIN
     return born
 
 
@@ -150,17 +150,16 @@ def _has_room(queue: int, log: int, body_size: int, properties_size: int) -> boo
 
 
 @part
-def _write_front(
-    queue: int, log: int, body: int, body_size: int, properties_size: int, born_timestamp: int, now: int
-) -> int:
-    """Everything in front of the properties; returns where they go."""
-    start = word(log, at.LOG_END)
-    record = word(log, at.LOG_ADDRESS) + start - word(log, at.LOG_BASE)
+def write_front(
+    queue: int, record: int, start: int, queue_offset: int, body: int, body_size: int, properties_size: int,
+    born_timestamp: int, now: int,
+) -> int:  # fmt: skip
+    """Everything in front of the properties, at address `record`, log offset `start`; returns where they go."""
     topic_size = word(queue, at.TOPIC_SIZE)
     total = FIXED_SIZE_V1 + body_size + topic_size + properties_size
     host = load_i64(queue + WORD * at.HOST)
     write_head(
-        record, total, body_crc(body, body_size), word(queue, at.QUEUE_ID), 0, word(queue, at.NEXT_OFFSET), start,
+        record, total, body_crc(body, body_size), word(queue, at.QUEUE_ID), 0, queue_offset, start,
         born_timestamp if born_timestamp else now, host, now, host, body_size,
     )  # fmt: skip
     copy(record + BODY_POSITION, body, body_size)
@@ -170,6 +169,16 @@ def _write_front(
     properties = topic + TOPIC_LENGTH_SIZE + topic_size
     store_i16(properties, properties_size)
     return properties + PROPERTIES_LENGTH_SIZE
+
+
+@part
+def _place(queue: int, log: int, body: int, body_size: int, properties_size: int, born_timestamp: int, now: int) -> int:
+    """`write_front` behind the log's end."""
+    start = word(log, at.LOG_END)
+    return write_front(
+        queue, word(log, at.LOG_ADDRESS) + start - word(log, at.LOG_BASE), start, word(queue, at.NEXT_OFFSET),
+        body, body_size, properties_size, born_timestamp, now,
+    )  # fmt: skip
 
 
 @part
@@ -195,25 +204,25 @@ def _commit(queue: int, log: int, frame: int, end: int, now: int) -> int:
 
 @part
 def _put(queue: int, frame: int, body: int) -> int:
-    """Put with the keywords in the frame; returns a receipt, _RAISED or _NOT_PLAIN; nothing was written then."""
+    """Put with the keywords in the frame; returns a receipt, RAISED or NOT_PLAIN; nothing was written then."""
     if not _may_go(queue, frame):
-        return _NOT_PLAIN
+        return NOT_PLAIN
     log = word(queue, at.LOG)
-    now = _now_ms(queue, log)
-    if now in (_RAISED, _NOT_PLAIN):
+    now = now_ms(queue, log)
+    if now in (RAISED, NOT_PLAIN):
         return now
     # From here to the end no Python code runs: no other thread, no change of what was given.
     born_timestamp = _born_timestamp(queue, frame)
-    if born_timestamp == _NOT_PLAIN or _is_locked(queue):
-        return _NOT_PLAIN
+    if born_timestamp == NOT_PLAIN or is_locked(queue):
+        return NOT_PLAIN
     body_at = bytes_address(body)
     if body_at == 0:
         forget_error()
-        return _NOT_PLAIN
+        return NOT_PLAIN
     body_size, size = bytes_size(body), take_properties(queue, frame)
     if size < 0 or not _has_room(queue, log, body_size, size):
-        return _NOT_PLAIN
-    dst = _write_front(queue, log, body_at, body_size, size, born_timestamp, now)
+        return NOT_PLAIN
+    dst = _place(queue, log, body_at, body_size, size, born_timestamp, now)
     write_properties(dst, frame)
     return _commit(queue, log, frame, dst + size, now)
 
@@ -223,28 +232,28 @@ def _put_raw(queue: int, frame: int, args: int, count: int, names: int) -> int:
     """As `_put`."""
     body = load_le_i64(args)
     if not _take_keywords(queue, frame, args + WORD * count, names, GIVEN_QUEUE_ID, 0) or not _may_go(queue, frame):
-        return _NOT_PLAIN
+        return NOT_PLAIN
     properties = load_le_i64(args + WORD) if count > 1 else word(frame, GIVEN_PROPERTIES)
     if word(frame, GIVEN_TAGS) or word(frame, GIVEN_KEYS) or word(frame, GIVEN_UNIQUE_KEY):
-        return _NOT_PLAIN
+        return NOT_PLAIN
     if count > 1 and word(frame, GIVEN_PROPERTIES):
-        return _NOT_PLAIN
+        return NOT_PLAIN
     log = word(queue, at.LOG)
-    now = _now_ms(queue, log)
-    if now in (_RAISED, _NOT_PLAIN):
+    now = now_ms(queue, log)
+    if now in (RAISED, NOT_PLAIN):
         return now
     born_timestamp = _born_timestamp(queue, frame)
-    if born_timestamp == _NOT_PLAIN or _is_locked(queue):
-        return _NOT_PLAIN
+    if born_timestamp == NOT_PLAIN or is_locked(queue):
+        return NOT_PLAIN
     body_at = bytes_address(body)
     text_at = bytes_address(properties) if body_at and properties else 0
     if body_at == 0 or (properties and text_at == 0):
         forget_error()
-        return _NOT_PLAIN
+        return NOT_PLAIN
     body_size, size = bytes_size(body), bytes_size(properties) if properties else 0
     if not _has_room(queue, log, body_size, size) or text_steers(queue, text_at, size):
-        return _NOT_PLAIN
-    dst = _write_front(queue, log, body_at, body_size, size, born_timestamp, now)
+        return NOT_PLAIN
+    dst = _place(queue, log, body_at, body_size, size, born_timestamp, now)
     copy(dst, text_at, size)
     return _commit(queue, log, frame, dst + size, now)
 
@@ -270,7 +279,7 @@ def _put_entry(self: int, args: int, count: int, names: int) -> int:
     frame = stack()
     is_store = word(words, at.QUEUES) != 0
     expected, known = (2, at.KEYWORD_COUNT) if is_store else (1, GIVEN_QUEUE_ID)
-    receipt = _NOT_PLAIN
+    receipt = NOT_PLAIN
     if count == expected and _take_keywords(words, frame, args + WORD * count, names, known, GIVEN_BORN):
         owner = _queue_of(words, frame, load_le_i64(args)) if is_store else self
         if owner:
@@ -278,17 +287,17 @@ def _put_entry(self: int, args: int, count: int, names: int) -> int:
             queue = byte_array_address(tuple_item(owner, 0))
             receipt = _put(queue, frame, word(args, count - 1))
             let_go(owner)
-    if receipt == _NOT_PLAIN:
+    if receipt == NOT_PLAIN:
         return call_with(word(words, at.PUT), args, count, names)
-    return 0 if receipt == _RAISED else receipt
+    return 0 if receipt == RAISED else receipt
 
 
 def _put_raw_entry(self: int, args: int, count: int, names: int) -> int:
     queue = byte_array_address(tuple_item(self, 0))
-    receipt = _put_raw(queue, stack(), args, count, names) if 1 <= count <= 2 else _NOT_PLAIN
-    if receipt == _NOT_PLAIN:
+    receipt = _put_raw(queue, stack(), args, count, names) if 1 <= count <= 2 else NOT_PLAIN
+    if receipt == NOT_PLAIN:
         return call_with(word(queue, at.PUT_RAW), args, count, names)
-    return 0 if receipt == _RAISED else receipt
+    return 0 if receipt == RAISED else receipt
 
 
 put, put_raw = Native(_put_entry), Native(_put_raw_entry)

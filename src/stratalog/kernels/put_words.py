@@ -19,22 +19,22 @@ LOG_WORDS = 4
 NEXT_OFFSET, LOG, QUEUE_ID, TOPIC, TOPIC_SIZE, HOST, BODY_SIZE_MAX, WAITS = range(8)
 """The queue's next offset, where the log's words are, what a record of the queue holds, its limit, and whether a put
 waits for a flush unless told not to."""
-CLOCK, LOCKED, RECEIPT, HOST_OBJECT, PUT, PUT_RAW = range(8, 14)
+CLOCK, LOCKED, RECEIPT, HOST_OBJECT, PUT, PUT_RAW, PUT_MANY, RECEIPTS, QUEUE_OBJECT = range(8, 17)
 """Objects: the clock, `locked` of the log's lock, what makes a receipt, the store's host, the functions in Python."""
-NONE, TRUE, FALSE, INT, STR, LIST, DICT = range(14, 21)
-KEYWORDS = 21
+NONE, TRUE, FALSE, INT, STR, LIST, DICT, EMPTY = range(17, 25)
+KEYWORDS = 25
 _KEYWORD_NAMES = ("tags", "keys", "unique_key", "properties", "born_timestamp", "wait", "queue_id")
 KEYWORD_COUNT = len(_KEYWORD_NAMES)
-TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT = range(28, 33)
+TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT = range(32, 37)
 """Addresses of property names. Then size, and place in RocketMQ's order, of those that have a keyword."""
-TAGS_SIZE, TAGS_BUCKET = 33, 36
-QUEUES, ZERO = 39, 40
+TAGS_SIZE, TAGS_BUCKET = 37, 40
+QUEUES, ZERO = 43, 44
 """Of a store: the dict of topics that holds dicts of queue ids that hold a queue's `owner`; and the queue id 0."""
-WORD_COUNT = 41
+WORD_COUNT = 45
 INNER_PREFIX = b"INNER_"
 """Starts the names of properties with which RocketMQ steers its own storing."""
 
-_OBJECTS = (None, True, False, int, str, list, dict, *map(intern, _KEYWORD_NAMES))
+_OBJECTS = (None, True, False, int, str, list, dict, b"", *map(intern, _KEYWORD_NAMES))
 _OWN_NAMES = (TAGS, KEYS, UNIQUE_KEY)
 _TEXTS = (*(name.encode() for name in _OWN_NAMES), INNER_PREFIX, CRC32.encode())
 

@@ -20,6 +20,7 @@ from stratalog.kernels.jit import CACHE_DIRECTORY, HOLDS_THE_GIL
 from stratalog.kernels.lookup import find_keys
 from stratalog.kernels.messages import read_record, read_units
 from stratalog.kernels.put import put, put_raw
+from stratalog.kernels.put_many import put_many
 from stratalog.kernels.queue_table import QUEUE_FIELDS
 from stratalog.kernels.recordcrc import seal_records
 from stratalog.kernels.scan import VERIFY, find_record, scan
@@ -90,5 +91,5 @@ def _index_nothing() -> None:
 def _bind_natives() -> None:
     """What CPython calls like its own builtins."""
     if HOLDS_THE_GIL:
-        for native in (put, put_raw, read_units, read_record, find_keys):
+        for native in (put, put_raw, put_many, read_units, read_record, find_keys):
             native.bind(None)

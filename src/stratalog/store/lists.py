@@ -7,7 +7,7 @@ A list of a hundred costs little more than a few single puts, so what is done on
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
+from stratalog.store.receipts import Receipts
 from stratalog.store.record_put import Receipt, check_born_timestamp, check_stored, checked_record
 from stratalog.store.special_put import special_of
 
@@ -39,38 +40,6 @@ if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
 
 _COLUMN_FIELDS = COLUMN_DATA + 1
-
-
-class Receipts(Sequence[Receipt]):
-    """The receipts of one list, each made when it is looked at. The messages stand one behind the other in the log."""
-
-    def __init__(
-        self, queue: Queue, queue_offset: int, start: int, now: int, bodies: Sequence[int], properties: Sequence[int]
-    ) -> None:
-        self._queue = queue
-        self._queue_offset = queue_offset
-        self._start = start
-        self._now = now
-        self._bodies = bodies
-        self._properties = properties
-
-    def __len__(self) -> int:
-        return len(self._bodies) - 1
-
-    def _position(self, number: int) -> int:
-        """Bytes before message `number`."""
-        return self._queue.fixed_size * number + self._bodies[number] + self._properties[number]
-
-    @overload
-    def __getitem__(self, number: int) -> Receipt: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Receipt]: ...
-    def __getitem__(self, number: int | slice) -> Receipt | list[Receipt]:
-        if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
-        begin, end = self._position(number), self._position(number + 1)
-        return Receipt(self._queue_offset + number, self._start + begin, end - begin, self._now, self._queue.host)
 
 
 class ListWriter:
@@ -128,7 +97,9 @@ class ListWriter:
             seal_records(log.files[-1].address + position, log.files[-1].address + position + written)
         queue.next_offset = queue_offset + count
         log.end_offset = start + written
-        return Receipts(queue, queue_offset, start, now, body_offsets, properties_offsets)
+        sizes = np.frombuffer(body_offsets, np.int32) + np.frombuffer(properties_offsets, np.int32)
+        ends = sizes[1:] + np.arange(1, count + 1, dtype=np.int32) * queue.fixed_size
+        return Receipts(queue, queue_offset, start, now, ends.astype(np.int32).tobytes())
 
 
 def put_list(
@@ -201,13 +172,17 @@ def _put_one_by_one(
     with store.log.lock:
         store.log.reserve(np.array(sizes, np.int64))
     receipts: list[Receipt] = []
-    for body, text, flag in zip(bodies, texts, flags or [0] * len(bodies), strict=True):
-        try:
+    try:
+        for body, text, flag in zip(bodies, texts, flags or [0] * len(bodies), strict=True):
             receipts.append(
                 queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
             )
-        except DiskFull as error:  # others took the room meanwhile
+    except BaseException as error:
+        with store.log.lock:
+            store.log.unreserve()
+        if isinstance(error, DiskFull):  # others took the room meanwhile
             raise DiskFull(f"{error}; the first {len(receipts):,} messages of this list were put") from error
+        raise
     return receipts
 
 

@@ -9,6 +9,7 @@ from fastcrc import crc32 as _crc32
 from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
+from stratalog.kernels.put_many import put_many
 from stratalog.kernels.put_words import CLOCK, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.light import INNER_LEAD, is_light
@@ -33,6 +34,7 @@ from stratalog.store.flush import asks_to_wait
 from stratalog.store.message import Message
 from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
 from stratalog.store.reading import not_there, plain_messages, read_queue
+from stratalog.store.receipts import Receipts
 from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
 from stratalog.store.special_put import put_batch
 from stratalog.store.special_read import batch_messages, light_messages
@@ -107,10 +109,22 @@ class Queue:
         self.words.view[NEXT_OFFSET] = offset
 
     def _bind_native(self) -> None:
-        """Let compiled code stand before `put` and `put_raw`: it does what is plain, and calls them for the rest."""
-        self.words.set_objects(CLOCK, self._clock_ns, self._log.lock.locked, Receipt, self.host, self.put, self.put_raw)
+        """Let compiled code stand before the three ways to put: it does what is plain, and calls them for the rest."""
+        self.words.set_objects(
+            CLOCK,
+            self._clock_ns,
+            self._log.lock.locked,
+            Receipt,
+            self.host,
+            self.put,
+            self.put_raw,
+            self.put_many,
+            Receipts,
+            self,
+        )
         vars(self)["put"] = native_put.put.bind(self.words.owner)
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
+        vars(self)["put_many"] = put_many.bind(self.words.owner)
 
     def put(
         self,
