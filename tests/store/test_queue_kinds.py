@@ -449,3 +449,22 @@ def test_whatever_is_put_closed_killed_and_rebuilt_every_queue_holds_its_message
         store.close()
         report = verify(root)
         assert report.ok, report.problems
+
+
+def test_a_light_queue_is_read_though_its_places_and_the_offsets_in_the_records_came_apart(tmp_path: Path) -> None:
+    """As RocketMQ leaves them behind a message that names a light queue twice: the offset grows by two, the queue by
+    one unit."""
+    root = tmp_path / "store"
+    with opened(root, enable_lmq=False, enable_multi_dispatch=False) as store:
+        for number, (names, offsets) in enumerate([("%LMQ%a,%LMQ%a", "0,0"), ("%LMQ%a", "2"), ("%LMQ%a", "3")]):
+            text = encode_properties({MULTI_DISPATCH: names, MULTI_QUEUE_OFFSET: offsets})
+            store.queue("parent").put_raw(b"%d" % number, text)
+        units = store.queue("parent").units(0, 3)
+        store.put("parent", b"later")
+        (root / CONSUME_QUEUE / "%LMQ%a" / "0").mkdir(parents=True)
+        size = store.settings.consume_queue_file_size
+        (root / CONSUME_QUEUE / "%LMQ%a" / "0" / f"{0:020d}").write_bytes(units.ljust(size, b"\0"))
+    (root / "checkpoint").unlink()
+    with opened(root, mode="r") as store:
+        found = [(message.queue_offset, message.body) for message in store.queue("%LMQ%a").read()]
+        assert found == [(0, b"0"), (1, b"1"), (2, b"2")]

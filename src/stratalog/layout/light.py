@@ -86,6 +86,6 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     return places, poison
 
 
-def light_offset(properties: bytes, topic: str) -> int | None:
-    """The record's queue offset in one light queue; None when it is not in there."""
-    return dict(light_places(properties, (1 << 63) - 1)[0]).get(topic)
+def names_light_queue(properties: bytes, topic: str) -> bool:
+    """Whether a stored record names a light queue. RocketMQ may have put it elsewhere there than the offset says."""
+    return topic in (find_property(properties, MULTI_DISPATCH.encode()) or "").split(_SEPARATOR)

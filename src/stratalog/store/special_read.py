@@ -8,7 +8,7 @@ import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_FLAGS, decode_batch_body
-from stratalog.layout.light import LIGHT_QUEUE_ID, light_offset
+from stratalog.layout.light import LIGHT_QUEUE_ID, names_light_queue
 from stratalog.layout.message import crc_of
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
@@ -74,13 +74,15 @@ def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[Message
     """Messages of a light queue's units: topic, queue id and offset are those in the light queue.
 
     What they are in the queue that the message was put to stands in the record: `store.message(commit_log_offset)`.
+    The unit's place counts, not the offset that the record was given: RocketMQ lets the two come apart where a message
+    names a light queue twice.
     """
     for queue_offset, (commit_log_offset, size, _) in enumerate(UNIT.struct.iter_unpack(units), start):
         if size == FILLER_SIZE:
             continue
         message = _record_of(queue, queue_offset, commit_log_offset)
         own = (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, queue_offset)
-        if not own and light_offset(message.raw_properties, queue.topic) != queue_offset:
+        if not own and not names_light_queue(message.raw_properties, queue.topic):
             raise queue.not_there(queue_offset, commit_log_offset)
         message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, queue_offset
         yield message
