@@ -15,6 +15,7 @@ from stratalog.errors import CorruptData
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK
 from stratalog.layout.queue import UNIT
 from stratalog.store.message_store import MessageStore
+from stratalog.store.verify import verify
 
 LOG_FILE = TINY["mapped_file_size_commit_log"]
 
@@ -352,6 +353,18 @@ def test_a_checkpoint_of_another_time_costs_no_message(folder: Path) -> None:
         with open_tiny(root) as store:
             check(store)
             assert bodies(store) == expected(range(60))
+
+
+def test_an_offset_that_cannot_be_is_told_and_costs_no_time_and_no_room(folder: Path) -> None:
+    """One flipped bit in a record without record CRC; filling the queue up to there would take exabytes."""
+    offsets = filled(folder / "store", clean=True)
+    path, position = place(folder / "store", offsets[40])
+    flip(path, position + HEAD.position("queue_offset"))
+    report = verify(folder / "store")
+    assert any((problem.path, problem.position) == (str(path), position) for problem in report.problems)
+    shutil.rmtree(folder / "store" / "consumequeue")
+    with open_tiny(folder / "store", mode="r") as store:
+        assert bodies(store) == expected(number for number in range(60) if number != 40)
 
 
 def test_keys_behind_the_last_full_index_file_are_found_though_an_opening_ended_after_removing_theirs(

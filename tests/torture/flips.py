@@ -46,6 +46,9 @@ UNCOVERED_WITHOUT_RECORD_CRC = frozenset({
 """Fields of a record that no checksum covers by default, as in RocketMQ. (Some flips in them are seen all the same:
 a queue, an index item or the names of the files contradict them.)"""
 
+SHADOWING = frozenset({"queue_offset", "queue_id", "topic"})
+"""Without the record CRC these are believed: the record takes another message's place in its queue."""
+
 Key = tuple[str, int, int]
 
 
@@ -205,6 +208,7 @@ class Judge:
         self.original = original
         self.record_crc = record_crc
         self.unseen: Counter[str] = Counter()
+        self.shadowed: Counter[str] = Counter()
         self.served: Counter[str] = Counter()
         self.unlocated: Counter[str] = Counter()
         self.flips = 0
@@ -278,11 +282,12 @@ class Judge:
             if self._is_covered(place):
                 raise Undetected(f"served as good: {wrong[0]} ({name})")
         for key in self.original.messages:
-            if key not in there and key != place.message and not self._is_same_record(key, place):
+            if key in there or key == place.message:
+                continue
+            if place.field in SHADOWING and not self._is_covered(place):
+                self.shadowed[name] += 1
+            else:
                 raise Lost(f"message {key} is not served any more ({name})")
-
-    def _is_same_record(self, key: Key, place: Place) -> bool:
-        return place.part == "log" and not self._is_covered(place) and place.message == key
 
     def _read(self, store: MessageStore) -> tuple[list[str], set[Key]]:
         wrong, there = [], set[Key]()
@@ -354,7 +359,7 @@ def _swept(torture: Torture, row: Row, *, record_crc: bool) -> None:
     row.notes.append(f"a store of {size:,} bytes, {len(original.places) - len(rooms):,} of them with a meaning")
     for what, counter in (
         ("not seen by verify", judge.unseen), ("served though changed", judge.served),
-        ("seen, but named elsewhere", judge.unlocated),
+        ("seen, but named elsewhere", judge.unlocated), ("other messages not served", judge.shadowed),
     ):  # fmt: skip
         listed = ", ".join(f"{name} {count:,}" for name, count in counter.most_common())
         row.notes.append(f"{what}: {counter.total():,} of {judge.flips:,} flips{f' ({listed})' if listed else ''}")

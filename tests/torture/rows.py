@@ -2,6 +2,8 @@
 
 from torture.calls import ended, errors, traced
 from torture.flips import with_record_crc, without_record_crc
+from torture.full_disk import real, shortages
+from torture.fuzz import decoders, stores
 from torture.kills import kills
 from torture.power import disks, pages
 from torture.report import RowFunction
@@ -14,6 +16,10 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "pages": ("power cut, page by page", pages),
     "ext4": ("power cut on ext4 (shutdown ioctl)", disks("ext4")),
     "xfs": ("power cut on XFS (shutdown ioctl)", disks("xfs")),
+    "shortages": ("disk full at the n-th allocation", shortages),
+    "full-disks": ("disk full on tmpfs and ext4", real),
     "flips": ("bits flipped, with record CRC", with_record_crc),
     "plain-flips": ("bits flipped, records as RocketMQ's default", without_record_crc),
+    "fuzz": ("decoders fuzzed", decoders),
+    "fuzz-stores": ("whole stores fuzzed", stores),
 }

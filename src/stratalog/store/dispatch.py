@@ -271,7 +271,7 @@ class Dispatcher:
             self._rows[mine] = -1
         newest = queue.last_unit()
         lost_size = record.commit_log_offset - (newest[0] if newest else 0)
-        if newest and queue_offset - queue.end_offset > max(_GAP_UNITS_MAX, lost_size // FIXED_SIZE_V1):
+        if newest and not may_be_lost(queue_offset - queue.end_offset, lost_size):
             self._note(
                 f"log offset {record.commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
                 f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
@@ -293,6 +293,11 @@ class Dispatcher:
     def _record(self, file: MappedFile, number: int) -> Record:
         position = int(self._positions[number])
         return decode_record(file.view.data, position, verify=False)
+
+
+def may_be_lost(count: int, lost_size: int) -> bool:
+    """Whether so many messages of a queue can have been lost where so many bytes of log lie between two of it."""
+    return count <= max(_GAP_UNITS_MAX, lost_size // FIXED_SIZE_V1)
 
 
 def _topic_of(record: Record) -> str:

@@ -26,7 +26,7 @@ from stratalog.layout.names import (
 )
 from stratalog.layout.queue import FILLER_SIZE, UNIT, is_extension_address
 from stratalog.store.disk import MappedFile, PrivateDisk
-from stratalog.store.dispatch import QueueTable
+from stratalog.store.dispatch import QueueTable, may_be_lost
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
@@ -125,8 +125,8 @@ class QueueCheck:
                 continue
             self._compare(chunk, begin, done)
             begin = done
-            if status == UnitStatus.GAP:
-                self._pass_gap(self._record(chunk, done))
+            if status == UnitStatus.GAP and not self._pass_gap(chunk, done):
+                begin = done = done + 1
         return done
 
     def _record(self, chunk: Chunk, number: int) -> Record:
@@ -223,17 +223,31 @@ class QueueCheck:
             what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
             self._report.add(Problem("queue", path, position, what, "zeros", REBUILD))
 
-    def _pass_gap(self, record: Record) -> None:
-        """The next record of a queue is further on than its queue: messages between are lost, or stand in damage."""
+    def _pass_gap(self, chunk: Chunk, number: int) -> bool:
+        """The next record of a queue is further on than its queue: messages between are lost, or stand in damage.
+
+        False for an offset that no lost messages explain: the dispatcher passes over such a record too.
+        """
+        record = self._record(chunk, number)
         row, queue_offset = self._row_of[_topic_of(record), record.queue_id], record.queue_offset
         queue = self._by_row[row]
         if queue is not None:
+            if not may_be_lost(queue_offset - queue.next, record.commit_log_offset - self._report.log_begin):
+                self._report.add(
+                    Problem(
+                        "log", str(chunk.file.path), int(chunk.positions[number]),
+                        f"an offset near {queue.next:,} in queue {queue.files.name}", f"{queue_offset:,}",
+                        "restore the file from a copy; as it is, the message is not in its queue",
+                    )
+                )  # fmt: skip
+                return False
             stored = queue.files.units(queue.next, queue_offset - queue.next)
             known = (stored["size"] == FILLER_SIZE) | self._is_damaged(stored)
             for number in np.flatnonzero(~known).tolist():
                 self._add(queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]))
             queue.next = queue_offset
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
+        return True
 
     def finish(self) -> None:
         """Look at what stands in the files beside the units that the log led to."""
