@@ -76,6 +76,8 @@ def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
+PAID = (3433164).to_bytes(8)
+"""The tags code of `paid`, as Java hashes it."""
 TWO = encode_batch_body([BatchEntry(b"one"), BatchEntry(b"two")])
 
 
@@ -207,14 +209,14 @@ def test_extensions_hold_what_units_would_and_units_are_told_with_it_looked_up(t
                 store.put("t", b"x", tags="paid")
             queue = store.queue("t")
             codes = {queue.units(at, 1) for at in range(25 * turn, 25 * (turn + 1))}
-            assert {code[12:] for code in codes} == {(3433164).to_bytes(8, "big")}  # "paid".hashCode()
+            assert {code[12:] for code in codes} == {PAID}
             for message in queue.read(25 * turn):
                 extension = queue.extension(message.queue_offset)
                 if not extends:
                     assert extension is None
                     continue
                 assert extension
-                assert (extension.tags_code, extension.bitmap) == (3433164, None)
+                assert (extension.tags_code, extension.bitmap) == (int.from_bytes(PAID), None)
                 assert extension.store_timestamp == message.store_timestamp
     report = verify(tmp_path / "store")
     assert report.ok, report.problems
@@ -346,6 +348,23 @@ def test_any_queue_that_is_deleted_or_cut_is_rebuilt_byte_for_byte(
         assert contents(store) == before
     assert queues_of(root) == whole
     assert verify(root).ok
+
+
+@pytest.mark.parametrize("queue_count", [3, 70], ids=["few queues", "so many that a snapshot tells of them"])
+@pytest.mark.parametrize("place", [CONSUME_QUEUE_EXT, f"{CONSUME_QUEUE_EXT}/t/1"])
+def test_units_that_point_to_a_lost_extension_are_built_again_where_the_setting_asks_for_none(
+    place: str, queue_count: int, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    with opened(root, enable_consume_queue_ext=True) as store:
+        for number in range(2 * queue_count):
+            store.put("t", b"", queue_id=number % queue_count, tags="paid")
+    shutil.rmtree(root / place)
+    with opened(root) as store:
+        assert store.recovery.rebuilt
+        assert {store.queue(*key).units(0, 1)[12:] for key in store.queues()} == {PAID}
+    report = verify(root)
+    assert report.ok, report.problems
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])

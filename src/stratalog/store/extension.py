@@ -26,6 +26,7 @@ from stratalog.layout.queue import (
     extension_position,
     is_extension_address,
 )
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import Disk
@@ -210,3 +211,9 @@ class ExtendedQueue(ConsumeQueue):
     def extension(self, tags_code: int) -> Extension | None:
         """What a unit's tags code stands for; None when it is no address. Raises `CorruptData` if nothing is there."""
         return self._extension.read(tags_code) if is_extension_address(tags_code) else None
+
+
+def lacks_extension(queue: ConsumeQueue | BatchQueue) -> bool:
+    """Whether the newest unit of a queue points to an extension though there are no files of one."""
+    unit = queue.last_unit() if isinstance(queue, ConsumeQueue) and not isinstance(queue, ExtendedQueue) else None
+    return unit is not None and is_extension_address(unit[2])

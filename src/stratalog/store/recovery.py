@@ -28,6 +28,7 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
+from stratalog.store.extension import lacks_extension
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, after_record, is_record
@@ -148,7 +149,7 @@ def _write_again(log: CommitLog, begin: int, end: int) -> None:
 
 def _queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
     """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
-    if any(queue.is_damaged for queue in dispatcher.queues.values()):
+    if any(queue.is_damaged or lacks_extension(queue) for queue in dispatcher.queues.values()):
         return False
     if seal is None:
         return True
