@@ -60,7 +60,8 @@ class CorruptData(StratalogError):
     """
 
     def __init__(self, message: str, *, path: str = "", position: int = -1, next_offset: int = -1) -> None:
-        place = f"{path} at byte {position}: " if path else (f"byte {position}: " if position >= 0 else "")
+        byte = f"byte {position}" if position >= 0 else ""
+        place = f"{path}{' at ' if path and byte else ''}{byte}: " if path or byte else ""
         super().__init__(place + message)
         self.path = path
         self.position = position

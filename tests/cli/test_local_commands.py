@@ -16,7 +16,9 @@ from stratalog.cli.follow import follow
 from stratalog.kernels import jit, warm
 from stratalog.layout.message import HEAD
 
-COMMANDS = ("demo", "put", "get", "query", "tail", "inspect", "verify", "offload", "sql")
+COMMANDS = (
+    "demo", "put", "get", "query", "tail", "inspect", "dump", "verify", "repair", "rebuild", "offload", "sql",
+)  # fmt: skip
 SMALL = [f"--set={name}={value}" for name, value in SETTINGS.items()]
 
 

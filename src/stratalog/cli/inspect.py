@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratalog.cli.output import clean, counted, pairs, show_json, size_text, table, time_text
-from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, TierFlag, open_place
+from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, TierFlag, is_tier, settings_of, warm_up
 
 if TYPE_CHECKING:
-    from stratalog.store.message_store import MessageStore
+    from stratalog.store.map import StoreMap
     from stratalog.tiered import TieredStore
 
 EXAMPLES = """
 stratalog inspect data/store
+stratalog inspect data/store --all --files
 stratalog inspect data/store --lag data/tier     # how far the tier trails, queue by queue
 stratalog inspect data/tier --json"""
 
@@ -25,55 +26,68 @@ def inspect(
         str | None, typer.Option("--lag", metavar="TIER", help="Show how far this tier trails the local store.")
     ] = None,
     files: Annotated[bool, typer.Option("--files", help="List every file with its offset and size.")] = False,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="List so many queues, those with most messages.")
+    ] = 50,
+    all_queues: Annotated[bool, typer.Option("--all", help="List every queue.")] = False,
     tier: TierFlag = False,
     given: SettingsOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a store or a tier holds.
 
-    Files, offsets, queues, sizes, times, and with --lag how far a tier trails. Nothing is changed.
+    Files, offsets, queues, sizes, times, and with --lag how far a tier trails. Nothing is changed or recovered: a store
+    that cannot be opened is shown, too, and a broker may be running.
     """
-    from stratalog.tiered import TieredStore
+    if tier or is_tier(place):
+        if lag is not None:
+            raise typer.BadParameter("--lag compares a local store with a tier: PLACE is a tier already")
+        warm_up(load=True)
+        from stratalog import tiered
 
-    with open_place(place, tier=tier, given=given) as opened:
-        if isinstance(opened, TieredStore):
-            if lag is not None:
-                raise typer.BadParameter("--lag compares a local store with a tier: PLACE is a tier already")
+        with tiered.open(place) as opened:
             shown = _tier_map(opened, place)
-        else:
-            shown = _store_map(opened)
-            if lag is not None:
-                _add_lag(shown, lag)
+    else:
+        warm_up()
+        from stratalog.store.map import map_store
+
+        shown = _store_map(map_store(Path(place), settings=settings_of(given)))
+        if lag is not None:
+            _add_lag(shown, lag)
     if as_json:
         show_json(shown)
     else:
-        _show(shown, files=files)
+        _show(shown, files=files, top=None if all_queues else top)
 
 
-def _store_map(store: "MessageStore") -> dict[str, Any]:
-    log, index = store.log, store.index
-    queues = []
-    for topic, queue_id in store.queues():
-        queue = store.queue(topic, queue_id)
-        low, high = queue.min_offset, queue.max_offset
-        edges = [next(queue.read(at, count=1), None) for at in ((low, high - 1) if low < high else ())]
-        stored = [message.store_timestamp if message else None for message in edges] or [None, None]
-        queues.append(_queue_map(topic, queue_id, low, high, stored))
+def _store_map(found: "StoreMap") -> dict[str, Any]:
+    """The map of a local store as JSON has it."""
+    queues = [
+        _queue_map(
+            queue.topic, queue.queue_id, queue.min_offset, queue.max_offset,
+            (queue.first_timestamp, queue.last_timestamp),
+        )
+        | {"type": queue.kind}
+        for queue in found.queues
+    ]  # fmt: skip
     return {
         "kind": "store",
-        "path": str(store.root),
-        "state": "closed properly" if store.recovery.clean else "open in another process, or not closed properly",
+        "path": str(found.root),
+        "state": found.state,
         "log": {
-            "minOffset": log.first_offset,
-            "endOffset": log.end_offset,
-            "size": log.end_offset - log.first_offset,
-            "fileSize": log.file_size,
+            "minOffset": found.log_begin,
+            "endOffset": found.log_end,
+            "size": found.log_end - found.log_begin,
+            "fileSize": found.file_size,
+            "firstStoreTimestamp": found.first_timestamp,
+            "lastStoreTimestamp": found.last_timestamp,
+            "damagedAt": found.damage_begin,
         },
-        "index": {"items": sum(max(0, file.next_item - 1) for file in index.files) if index else 0},
-        "damaged": [{"begin": damage.begin, "end": damage.end} for damage in store.recovery.quarantined],
-        "notes": store.recovery.notes,
+        "dispatchBehind": found.dispatch_lag,
+        "index": {"items": found.index_item_count},
+        "notes": found.notes,
         "queues": queues,
-        "files": _local_files(store.root),
+        "files": _files(found.root, found.root),
     }
 
 
@@ -87,12 +101,6 @@ def _queue_map(topic: str, queue_id: int, low: int, high: int, stored: Sequence[
         "firstStoreTimestamp": stored[0],
         "lastStoreTimestamp": stored[1],
     }
-
-
-def _local_files(root: Path) -> list[dict[str, Any]]:
-    from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
-
-    return [file for part in (COMMIT_LOG, CONSUME_QUEUE, INDEX) for file in _files(root, root / part)]
 
 
 def _files(root: Path, folder: Path) -> list[dict[str, Any]]:
@@ -143,11 +151,17 @@ def _add_lag(shown: dict[str, Any], url: str) -> None:
     shown["lag"] = sum(queue["lag"] for queue in shown["queues"])
 
 
-def _show(shown: dict[str, Any], *, files: bool) -> None:
+def _show(shown: dict[str, Any], *, files: bool, top: int | None) -> None:
     print(pairs(_heading(shown)))
-    if shown["queues"]:
+    queues = shown["queues"]
+    if top is not None and len(queues) > top:
+        kept = sorted(queues, key=lambda queue: -queue["messages"])[:top]
+        queues = [queue for queue in queues if queue in kept] if top else []
+    if queues:
         print()
-        print(_queue_table(shown))
+        print(_queue_table(queues))
+    if len(queues) < len(shown["queues"]):
+        print(f"\n{len(shown['queues']) - len(queues):,} more queues: --all lists them, --json as well")
     if files:
         print()
         rows = [[clean(file["path"]), f"{file['size']:,}", f"{file['onDisk']:,}"] for file in shown["files"]]
@@ -177,8 +191,12 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
         "index": f"{shown['index']['items']:,} items",
         "on disk": f"{size_text(on_disk)} in {counted(len(shown['files']), 'file')}",
     }
-    if shown["damaged"]:
-        heading["damaged"] = f"{len(shown['damaged'])} ranges of the log; stratalog verify tells more"
+    if log["firstStoreTimestamp"] is not None and log["lastStoreTimestamp"] is not None:
+        heading["stored"] = f"{time_text(log['firstStoreTimestamp'])} to {time_text(log['lastStoreTimestamp'])} (UTC)"
+    if shown["dispatchBehind"]:
+        heading["behind"] = f"{size_text(shown['dispatchBehind'])} of the log are in no queue yet"
+    if log["damagedAt"] is not None:
+        heading["damaged"] = f"at log offset {log['damagedAt']:,}: stratalog verify tells more"
     if shown.get("notes"):
         heading["note"] = "; ".join(map(clean, shown["notes"]))
     if "lag" in shown:
@@ -187,12 +205,15 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
 
 
 _MORE_COLUMNS = (
-    ("size", "bytes"), ("segments", "segments"), ("tierEnd", "in the tier up to"), ("lag", "lag"), ("lost", "lost"),
+    ("type", "type"), ("size", "bytes"), ("segments", "segments"), ("tierEnd", "in the tier up to"), ("lag", "lag"),
+    ("lost", "lost"),
 )  # fmt: skip
 
 
-def _queue_table(shown: dict[str, Any]) -> str:
-    extra = [(name, title) for name, title in _MORE_COLUMNS if any(name in queue for queue in shown["queues"])]
+def _queue_table(queues: list[dict[str, Any]]) -> str:
+    extra = [(name, title) for name, title in _MORE_COLUMNS if any(name in queue for queue in queues)]
+    if all(queue.get("type") == "Simple" for queue in queues):
+        extra = [(name, title) for name, title in extra if name != "type"]
     titles = ["topic", "queue", "oldest", "next", "messages", "first stored (UTC)", "last stored (UTC)"]
     rows = [
         [
@@ -203,9 +224,9 @@ def _queue_table(shown: dict[str, Any]) -> str:
                 "" if queue[name] is None else time_text(queue[name])
                 for name in ("firstStoreTimestamp", "lastStoreTimestamp")
             ),
-            *(f"{queue[name]:,}" for name, _ in extra),
+            *(queue[name] if name == "type" else f"{queue[name]:,}" for name, _ in extra),
         ]
-        for queue in shown["queues"]
+        for queue in queues
     ]
     titles += [title for _, title in extra]
     return table(titles, rows, right=(1, 2, 3, 4, *range(7, len(titles))))
