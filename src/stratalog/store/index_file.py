@@ -161,6 +161,7 @@ class Index:
         self.is_complete = False
         self._bulk: BulkItems | None = None
         self._lock = threading.Lock()
+        self._keeping = threading.Lock()
         self._kept = 0
 
     def load(self, end_offset: int, *, clean: bool) -> None:
@@ -207,16 +208,15 @@ class Index:
     def _is_known(self, file: IndexFile, end_offset: int, *, clean: bool) -> bool:
         if not 1 <= file.next_item <= self.item_capacity:
             return False
+        if file.next_item == 1:
+            return clean and file.end_timestamp == 0
         inside = file.end_commit_log_offset < end_offset
-        if clean:
-            return inside if file.next_item > 1 else file.end_timestamp == 0
-        return inside and (file.next_item >= self.item_capacity or self._restore_slots(file, end_offset))
+        if not inside or self.items(file)[-1]["commit_log_offset"] != file.end_commit_log_offset:
+            return False
+        return clean or (file.next_item >= self.item_capacity or self._restore_slots(file, end_offset))
 
     def _restore_slots(self, file: IndexFile, end_offset: int) -> bool:
         """Make the slots again from the items below the header's count; False when those are not what it says."""
-        items = self.items(file)
-        if not len(items) or items[-1]["commit_log_offset"] != file.end_commit_log_offset:
-            return False
         slots = np.zeros(SLOT.size * self.slot_count, np.uint8)
         used = rebuild_slots(
             file.mapped.address + items_position(self.slot_count), self.slot_count, file.next_item, end_offset,
@@ -294,7 +294,6 @@ class Index:
                 self.resume_offset, self.resume_key = int(positions[first]) + base_offset, key
                 self._leave_bulk()
                 file.store_header()
-                file.mapped.release()
                 self.flushed_timestamp = max(self.flushed_timestamp, file.end_timestamp)
                 self._create()
         self.resume_offset = int(positions[count - 1]) + base_offset + 1
@@ -376,11 +375,17 @@ class Index:
 
         Any thread may call it. Raises `StoreFailed`.
         """
+        with self._keeping:
+            self._keep()
+
+    def _keep(self) -> None:
         with self._lock:
             if not self.files or self.files[-1].next_item == self._kept:
                 return
-            file = self.files[-1]
+            *full, file = self.files
             header = file.header.copy()
+        for older in full:
+            older.mapped.release()
         try:
             file.mapped.sync()
             with self._lock:

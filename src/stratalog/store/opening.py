@@ -53,6 +53,11 @@ def open_store(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{root} cannot be opened: no room; free space there, or open with mode='r'") from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise NotAStore(
+                f"{root} cannot be opened: too many files are open. Close some, or allow the process more (ulimit -n); "
+                "a store takes up to 200, nothing was changed"
+            ) from error
         raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error
     return store
 

@@ -25,18 +25,24 @@ import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.light import is_light
+from stratalog.layout.message import Record, decode_record
+from stratalog.layout.queue import FILLER_SIZE
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
 from stratalog.store.extension import lacks_extension
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, after_record, is_record
+from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild
 
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _PAGE_SIZE = 4096
+_QUEUES_ASKED = 8
 
 
 class Verdict(Enum):
@@ -78,10 +84,11 @@ def recover(
     vouched for. Raises `CorruptData` when a part of the log is not there.
     """
     last = max((unit for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=None)
-    _check_belonging(log, dispatcher, last)
+    if not untouched:
+        _check_belonging(log, dispatcher, last)
     meter = meter or Meter()
     seal = checkpoint.seal
-    intact = _queues_are_intact(seal, dispatcher)
+    intact = _queues_are_intact(seal, dispatcher) and (untouched or _are_of_this_log(log, dispatcher))
     if not intact:
         start = log.first_offset
     elif clean:
@@ -121,13 +128,75 @@ def recover(
 
 
 def _check_belonging(log: CommitLog, dispatcher: Dispatcher, last: tuple[int, int, int] | None) -> None:
-    """Raise `CorruptData` when there are queues of messages, and no log at all."""
+    """Raise `CorruptData` when log files and queues are of different stores: which ones are right nobody can tell."""
     if not log.files and last:
         raise CorruptData(
             "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
             "to begin with an empty store",
             path=str(log.directory),
         )
+    for file in log.files:
+        begin = int(file.path.name)
+        record = _record_at(log, begin)
+        if record is None:
+            continue
+        own = dispatcher.queues.get((_topic_of(record), record.queue_id))
+        asked = ([own] if own else []) + list(dispatcher.queues.values())[:_QUEUES_ASKED]
+        answers = [_finds_its_messages(log, queue, begin) for queue in asked]
+        if False in answers and True not in answers:
+            raise CorruptData(
+                f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
+                f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
+                "right file back; or, to keep this one, remove consumequeue/, index/ and checkpoint: they are built "
+                "again from the log",
+                path=str(file.path),
+                position=0,
+            )
+
+
+def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:
+    """Whether one of the first two units that lead into the log file from `begin` on finds its message there; None
+    when there are not two."""
+    if not isinstance(queue, ConsumeQueue) or is_light(queue.topic):
+        return None
+    number = queue.offset_of(begin)
+    units = [(n, *queue.unit(n)) for n in range(number, min(number + 2, queue.end_offset))]
+    inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
+    return any(_is_message(log, queue, *unit) for unit in inside) if len(inside) == 2 else None
+
+
+def _is_message(
+    log: CommitLog, queue: ConsumeQueue, queue_offset: int, commit_log_offset: int, size: int, tags_code: int
+) -> bool:
+    record = _record_at(log, commit_log_offset)
+    if record is None:
+        return False
+    found = _topic_of(record), record.queue_id, record.queue_offset, record.total_size
+    return found == (queue.topic, queue.queue_id, queue_offset, size)
+
+
+def _record_at(log: CommitLog, commit_log_offset: int) -> Record | None:
+    """The whole record that stands there."""
+    if not (log.first_offset <= commit_log_offset < log.end_offset and is_record(log, commit_log_offset)):
+        return None
+    file, position = log.file_at(commit_log_offset)
+    return decode_record(file.view.data, position, verify=False)
+
+
+def _topic_of(record: Record) -> str:
+    return record.topic.decode(errors="replace")
+
+
+def _are_of_this_log(log: CommitLog, dispatcher: Dispatcher) -> bool:
+    """Whether each queue finds its newest message, or the one before, where its units say."""
+    for queue in dispatcher.queues.values():
+        if isinstance(queue, ConsumeQueue) and queue.last_unit() and not is_light(queue.topic):
+            numbers = range(queue.end_offset - 1, max(queue.first_offset, queue.end_offset - 2) - 1, -1)
+            units = [(n, *queue.unit(n)) for n in numbers]
+            inside = [unit for unit in units if log.first_offset <= unit[1] < log.end_offset and unit[2] != FILLER_SIZE]
+            if len(inside) == 2 and not any(_is_message(log, queue, *unit) for unit in inside):
+                return False
+    return True
 
 
 def _end_log(log: CommitLog, report: Recovery, vouched_end: int) -> None:

@@ -110,7 +110,7 @@ class Rebuild:
 
     def _fill_index(self, index: Index, spans: Sequence[tuple[int, int]]) -> None:
         positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
-        kept = spans[0][0]
+        kept = spans[0][0] if spans else 0
         for begin, end in spans:
             for file, position, stop, base in self._log.extents(begin, end):
                 status = int(ScanStatus.FULL)

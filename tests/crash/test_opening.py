@@ -1,0 +1,546 @@
+"""Opening what is in an unusual state: mixed up, half built, with few descriptors, or much to read."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash import test_faults
+from crash.test_power_cut import body_of
+from crash.test_recovery import LOG_FILE, expected, filled, open_tiny, place
+from store.model import bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
+from stratalog.errors import CorruptData, NotAStore, StoreFailed
+from stratalog.layout.index import HEADER, items_position, slots_position
+from stratalog.layout.message import HEAD
+from stratalog.layout.queue import UNIT
+from stratalog.store import log_scan, message_store, rederive
+from stratalog.store.disk import Disk, OpenFile
+from stratalog.store.rederive import Progress
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of a few KiB is recovered as one of many GiB is: in pieces, side by side, kept on the way."""
+    monkeypatch.setattr(log_scan, "_PIECE_SIZE", 700)
+    monkeypatch.setattr(rederive, "_IN_BULK_SIZE", 0)
+    monkeypatch.setattr(rederive, "_KEEP_SIZE", 3000)
+    monkeypatch.setattr(message_store, "_KEEPS_PER_INDEX_HEADER", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+
+# -- much to read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("victims", [(), (0,), (7, 8, 9), (25, 31, 58), (59,)])
+def test_a_log_checked_in_pieces_loses_what_is_damaged_and_no_more(victims: tuple[int, ...], folder: Path) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=False)
+    (root / "checkpoint").unlink()
+    for victim in victims:
+        path, position = place(root, offsets[victim])
+        flip(path, position + HEAD.size)
+    for _ in range(2):
+        with open_tiny(root) as store:
+            check(store)
+            lost = {*victims} - {59}  # the last one is a torn tail
+            assert bodies(store) == expected(n for n in range(60 - (59 in victims)) if n not in lost)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_body_that_holds_records_does_not_lead_a_piece_astray(folder: Path) -> None:
+    """Copies of the log in a body say that they stand elsewhere, unless the body is where the log would have been."""
+    store = open_tiny(folder / "running")
+    first = [store.put("t", body_of(number)) for number in range(20)]
+    copied = log_files(folder / "running")[0].read_bytes()[: first[-1].end_offset]
+    store.put("t", copied)
+    for number in range(20):
+        store.put("t", body_of(number))
+    crash_copy(store, folder / "store")
+    store.close()
+    (folder / "store" / "checkpoint").unlink(missing_ok=True)
+    with open_tiny(folder / "store") as store:
+        check(store)
+        assert [len(found) for found in bodies(store).values()] == [41]
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("derived", [True, False], ids=["killed", "only the log"])
+def test_the_same_is_built_in_bulk_as_one_by_one(derived: bool, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=True)
+    whole = {path.relative_to(root): path.read_bytes() for path in root.glob("consumequeue/**/*") if path.is_file()}
+    indexed = [path.read_bytes() for path in index_files(root)]
+    (root / "checkpoint").unlink()
+    (root / "abort").touch()
+    if not derived:
+        shutil.rmtree(root / "consumequeue")
+        shutil.rmtree(root / "index")
+    with open_tiny(root) as store:
+        check(store)
+    assert {path: (root / path).read_bytes() for path in whole} == whole
+    assert [path.read_bytes() for path in index_files(root)] == indexed
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_recovery_in_pieces_ends_the_same_when_it_is_interrupted_at_any_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_faults.test_recovery_that_is_interrupted_at_any_call_ends_the_same_when_run_again(folder, monkeypatch)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_killed_recovery_goes_on_where_it_was(folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=False)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(root / name)
+    (root / "checkpoint").unlink()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(progress: Progress) -> None:
+        if progress.step == "building queues and index" and progress.done > progress.total * 3 // 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        open_tiny(root, progress=kill)
+    with open_tiny(root, mode="r") as store:
+        assert store.recovery.scanned_from > walk(root).end // 3
+        check(store)
+    with open_tiny(root) as store:
+        check(store)
+        assert bodies(store) == expected(range(60))
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_progress_is_told_in_two_steps_with_rate_and_time_left(folder: Path) -> None:
+    filled(folder / "store", clean=False)
+    (folder / "store" / "checkpoint").unlink()
+    told: list[Progress] = []
+    now = iter(range(0, 10**12, 10**9))
+    with open_tiny(folder / "store", progress=told.append, clock_ns=lambda: 1_700_000_000 * 10**9 + next(now)) as store:
+        end = store.log.end_offset
+    assert list(dict.fromkeys(p.step for p in told)) == ["checking the log", "building queues and index"]
+    for step in dict.fromkeys(p.step for p in told):
+        steps = [p for p in told if p.step == step]
+        assert [p.done for p in steps] == sorted(p.done for p in steps)
+        assert len(steps) > 3
+        assert all(p.rate > 0 and p.seconds_left is not None and p.seconds_left >= 0 for p in steps if p.done)
+    assert told[-1].done == told[-1].total == end
+
+
+# -- the index after a crash -----------------------------------------------------------------------------------------
+
+ONE_INDEX = {"max_hash_slot_num": 20, "max_index_num": 5000}
+
+
+def kept_index(root: Path) -> bytes:
+    """A killed store whose index header was stored in the middle; returns what stood in the file at that time."""
+    store = open_tiny(root.with_name(root.name + "-running"), **ONE_INDEX)
+    for number in range(60):
+        store.put("t", body_of(number), queue_id=number % 2, keys=[f"k{number}", "all"], tags="a")
+        if number == 40:
+            store._flush_all()
+            store.index.keep()
+            kept = index_files(store.root)[0].read_bytes()
+    store.dispatch()
+    crash_copy(store, root)
+    store.close()
+    (root / "checkpoint").unlink()
+    return kept
+
+
+def test_items_below_the_stored_header_are_kept_and_the_slots_made_again(folder: Path) -> None:
+    root = folder / "store"
+    kept = kept_index(root)
+    header = HEADER.unpack(kept)
+    assert header.next_item == 1 + 41 * 3
+    (path,) = index_files(root)
+    before = path.stat().st_ino
+    data = bytearray(path.read_bytes())
+    slots, items = slots_position(), items_position(ONE_INDEX["max_hash_slot_num"])
+    data[slots:items] = os.urandom(items - slots)  # they led to items that never reached the disk
+    torn = items + 20 * header.next_item
+    data[torn:] = os.urandom(len(data) - torn)
+    path.write_bytes(data)
+    for mode in ("r", "w"):
+        with open_tiny(root, mode=mode, **ONE_INDEX) as store:
+            assert index_files(root)[0].stat().st_ino == before
+            check(store)
+            for number in (0, 40, 41, 59):
+                assert [m.body for m in store.query("t", key=f"k{number}")] == [body_of(number)]
+            assert len(store.query("t", key="all")) == 60
+
+
+@pytest.mark.parametrize("number", [1, 2, 60, 123])
+@pytest.mark.parametrize("at", [0, 4, 16])
+def test_an_item_below_the_header_that_cannot_be_has_the_index_built_again(number: int, at: int, folder: Path) -> None:
+    root = folder / "store"
+    kept_index(root)
+    path = index_files(root)[0]
+    flip(path, items_position(ONE_INDEX["max_hash_slot_num"]) + 20 * number + at, 0x80)
+    with open_tiny(root, **ONE_INDEX) as store:
+        check(store)
+
+
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 1, 4999, 5000, 5001, 2**31 - 1])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_a_wild_count_in_the_index_header_has_the_index_built_again(count: int, clean: bool, folder: Path) -> None:
+    root = folder / "store"
+    kept_index(root)
+    if clean:
+        open_tiny(root, **ONE_INDEX).close()
+    path = index_files(root)[0]
+    data = bytearray(path.read_bytes())
+    fields = HEADER.unpack(bytes(data))._asdict() | {"next_item": count}
+    data[: HEADER.size] = HEADER.pack(*fields.values())
+    path.write_bytes(data)
+    with open_tiny(root, **ONE_INDEX) as store:
+        check(store)
+        assert len(store.query("t", key="all")) == 60
+
+
+def test_the_checkpoint_vouches_for_the_index_as_far_as_its_header(folder: Path) -> None:
+    """RocketMQ removes, after a crash, an index file that ends behind the checkpoint's index time."""
+    from stratalog.store.checkpoint import Checkpoint
+
+    store = open_tiny(folder / "store", **ONE_INDEX)
+    store.put("t", b"one", keys="k")
+    store._flush_all()
+    store.index.keep()
+    store.put("t", b"two", keys="k")
+    store._flush_all()
+    header = HEADER.unpack(index_files(store.root)[0].read_bytes())
+    assert header.next_item == 2
+    assert Checkpoint.load(store.root, Disk()).index_msg_timestamp == header.end_timestamp > 0
+    store.close()
+
+
+# -- mixed up --------------------------------------------------------------------------------------------------------
+
+
+def other_store(root: Path, *, topic: str = "t", clean: bool = True) -> Path:
+    """A store of the same shape with other messages."""
+    with open_tiny(root) as store:
+        for number in range(80):
+            store.put(topic, b"other" * (23 + number % 7), queue_id=number % 2, keys=f"o{number}")
+    if not clean:
+        (root / "abort").touch()
+    return root
+
+
+@pytest.mark.parametrize("topic", ["t", "u"], ids=["the same queues", "other queues"])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_log_file_of_another_store_is_refused(number: int, clean: bool, topic: str, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=True)
+    if not clean:
+        (root / "abort").touch()
+    path = log_files(root)[number]
+    shutil.copy(log_files(other_store(folder / "other", topic=topic))[number], path)
+    before = {
+        path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name not in ("lock", "abort")
+    }
+    for mode in ("r", "w"):
+        with pytest.raises(CorruptData, match=rf"{path.name}.*of another store.*consumequeue/, index/ and checkpoint"):
+            open_tiny(root, mode=mode)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("topic", ["t", "u"])
+def test_queues_of_another_store_are_built_again(topic: str, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=True)
+    other = other_store(folder / "other", topic=topic)
+    shutil.rmtree(root / "consumequeue" / "t" / "0")
+    shutil.copytree(other / "consumequeue" / topic / "0", root / "consumequeue" / "t" / "0")
+    with open_tiny(root) as store:
+        check(store)
+        assert bodies(store) == expected(range(60))
+
+
+def test_queues_ahead_of_the_log_are_cut(folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=True)
+    shutil.copytree(root, folder / "longer")
+    with open_tiny(folder / "longer") as store:
+        for number in range(60, 90):
+            store.put("t", body_of(number), queue_id=number % 2)
+    shutil.rmtree(root / "consumequeue")
+    shutil.copytree(folder / "longer" / "consumequeue", root / "consumequeue")
+    with open_tiny(root) as store:
+        check(store)
+        assert bodies(store) == expected(range(60))
+
+
+def test_a_log_file_missing_in_the_middle_is_named(folder: Path) -> None:
+    filled(folder / "store", clean=True, count=200)
+    missing = log_files(folder / "store")[1]
+    missing.unlink()
+    for mode in ("r", "w"):
+        with pytest.raises(CorruptData, match=rf"{missing.name}.*missing in the middle.*Restore it"):
+            open_tiny(folder / "store", mode=mode)
+
+
+def test_a_log_or_queue_file_of_another_size_is_named(folder: Path) -> None:
+    filled(folder / "store", clean=True)
+    path = queue_files(folder / "store", "t", 0)[0]
+    os.truncate(path, path.stat().st_size + UNIT.size)
+    with pytest.raises(CorruptData, match=str(path)):
+        open_tiny(folder / "store")
+    os.truncate(path, path.stat().st_size - UNIT.size)
+    path = log_files(folder / "store")[0]
+    os.truncate(path, LOG_FILE - 1)
+    with pytest.raises(CorruptData, match=str(path)):
+        open_tiny(folder / "store")
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_a_log_file_of_zeros_at_the_end_was_not_begun(clean: bool, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=clean)
+    last = log_files(root)[-1]
+    last.with_name(f"{int(last.name) + LOG_FILE:020d}").write_bytes(bytes(LOG_FILE))
+    for _ in range(2):
+        with open_tiny(root) as store:
+            check(store)
+            assert bodies(store) == expected(range(60))
+            assert store.recovery.torn_size == 0
+
+
+# -- descriptors -----------------------------------------------------------------------------------------------------
+
+
+class Narrow(Disk):
+    """A process that may have that many queue files open at a time."""
+
+    def __init__(self, count_max: int) -> None:
+        self.count, self.count_max, self.refused = 0, count_max, 0
+
+    def open(self, path: Path) -> OpenFile:
+        if self.count >= self.count_max:
+            self.refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        self.count += 1
+        disk, file = self, super().open(path)
+
+        class Counted(OpenFile):
+            def close(self) -> None:
+                disk.count -= 1
+                super().close()
+
+        return Counted(file.path, file._fd)
+
+
+@pytest.mark.parametrize("count_max", [1, 2, 5])
+def test_with_few_descriptors_fewer_queue_files_stay_open(count_max: int, folder: Path) -> None:
+    disk = Narrow(count_max)
+    with open_tiny(folder / "store", disk=disk) as store:
+        for number in range(100):
+            store.put("t", body_of(number), queue_id=number % 10)
+        check(store)
+        store._flush_all()
+        assert disk.refused
+        assert sum(map(len, bodies(store).values())) == 100
+    with open_tiny(folder / "store", disk=Narrow(count_max)) as store:
+        check(store)
+
+
+def test_without_a_descriptor_to_open_with_nothing_is_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(folder / "store", clean=True)
+
+    def none_left(disk: Disk, path: Path) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(Disk, "map", none_left)
+    before = {path: path.read_bytes() for path in (folder / "store").rglob("*") if path.is_file()}
+    with pytest.raises(NotAStore, match=r"too many files are open.*ulimit -n"):
+        open_tiny(folder / "store")
+    assert {path: path.read_bytes() for path in (folder / "store").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_full_files_of_log_and_index_take_no_descriptors(mode: str, folder: Path) -> None:
+    filled(folder / "store", clean=True, count=400)
+    files = len(log_files(folder / "store")) + len(index_files(folder / "store"))
+    assert files > 20
+    before = len(os.listdir("/proc/self/fd"))
+    with open_tiny(folder / "store", mode=mode):
+        assert len(os.listdir("/proc/self/fd")) - before < 10
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_more_than_so_many_queue_files_are_open(folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with open_tiny(folder / "store") as store:
+        for number in range(300):
+            store.put("t", b"x", queue_id=number)
+        store._flush_all()
+        assert len(os.listdir("/proc/self/fd")) - before < 150
+
+
+# -- promises whose breach went unnoticed once -----------------------------------------------------------------------
+
+
+class Failing(Disk):
+    """Queue files whose next flush fails; the one after would succeed."""
+
+    def __init__(self) -> None:
+        self.fails, self.synced = False, 0
+
+    def open(self, path: Path) -> OpenFile:
+        disk, file = self, super().open(path)
+
+        class File(OpenFile):
+            def sync(self) -> None:
+                if disk.fails:
+                    disk.fails = False
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+                disk.synced += 1
+                super().sync()
+
+        return File(file.path, file._fd)
+
+
+@pytest.mark.parametrize("evicted", [False, True], ids=["in the flush", "when its file is closed"])
+def test_a_failed_flush_of_queues_is_never_tried_again(
+    evicted: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Failing()
+    store = open_tiny(folder / "store", disk=disk)
+    store.put("t", b"one")
+    store._flush_all()
+    checkpoint = (store.root / "checkpoint").read_bytes()
+    store.put("t", b"two")
+    store.dispatch()
+    disk.fails, disk.synced = True, 0
+    if evicted:
+        monkeypatch.setattr(store._dispatcher.files, "_count_max", 1)
+        store.put("t", b"three", queue_id=1)
+    for _ in range(3):
+        with pytest.raises(StoreFailed):
+            store._flush_all()
+    assert disk.synced == 0
+    with pytest.raises(StoreFailed):
+        store.put("t", b"four")
+    store.close()
+    assert (store.root / "checkpoint").read_bytes() == checkpoint
+    assert (store.root / "abort").exists(), "the stop counts as clean"
+    with open_tiny(store.root) as store:
+        check(store)
+
+
+Calls = list[tuple[str, str]]
+
+
+def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from crash.faults import install
+
+    return install(monkeypatch, folder)
+
+
+def test_a_tail_is_synced_after_it_was_zeroed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=False)
+    path, position = place(root, offsets[-1])
+    flip(path, position + HEAD.size)
+    (root / "checkpoint").unlink()
+    calls = recorded(root, monkeypatch)
+    seen: list[bytes] = []
+    calls.watch = lambda: seen.append(path.read_bytes()[position:])
+    open_tiny(root).close()
+    zeroed = next(number for number, tail in enumerate(seen) if not any(tail))
+    vouched = next(
+        n for n, (name, at) in enumerate(calls.calls) if name == "rename" and "checkpoint" in at and n >= zeroed
+    )
+    assert ("fdatasync", str(path)) in calls.calls[zeroed:vouched]
+
+
+def test_the_checkpoint_vouches_for_what_was_there_before_the_flush(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is dispatched while the flush runs is not in it."""
+    from stratalog.store.checkpoint import Checkpoint
+
+    store = open_tiny(folder / "store")
+    first = store.put("t", b"one")
+    store.dispatch()
+    sync = store._dispatcher.files.sync
+
+    def meanwhile() -> None:
+        sync()
+        store.put("t", b"two")
+        store.flush()
+        store.dispatch()
+
+    monkeypatch.setattr(store._dispatcher.files, "sync", meanwhile)
+    store._flush_all()
+    checkpoint = Checkpoint.load(store.root, Disk())
+    assert checkpoint.logics_commit_log_offset == first.commit_log_offset
+    assert checkpoint.seal is not None
+    assert (checkpoint.seal.log_end_offset, checkpoint.seal.unit_count) == (first.end_offset, 1)
+    monkeypatch.undo()
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "abort", "queues.snapshot"])
+def test_a_small_file_is_synced_before_it_takes_its_name(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder / "store"
+    root.mkdir()
+    calls = recorded(root, monkeypatch)
+    with open_tiny(root) as store:
+        store.put("t", b"one")
+    temporary = str(root / f"{name}.tmp")
+    renames = [n for n, call in enumerate(calls.calls) if call == ("rename", temporary)]
+    assert renames
+    for number in renames:
+        assert calls.calls[number - 1] == ("fsync", temporary)
+        assert calls.calls[number + 1] == ("fsync", str(root)), "the name is not durable"
+
+
+def test_new_queue_files_are_durable_before_a_checkpoint_vouches_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder / "store"
+    root.mkdir()
+    calls = recorded(root, monkeypatch)
+    store = open_tiny(root)
+    store.put("t", b"one", queue_id=3)
+    store.dispatch()
+    calls.calls.clear()
+    store._flush_all()
+    vouched = calls.calls.index(("rename", str(root / "checkpoint.tmp")))
+    queue = root / "consumequeue" / "t" / "3"
+    before = calls.calls[:vouched]
+    assert ("fdatasync", str(queue_files(root, "t", 3)[0])) in before
+    for directory in (queue, queue.parent, queue.parent.parent, root):
+        assert ("fsync", str(directory)) in before
+    store.close()
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_a_queue_file_that_a_power_cut_took_is_derived_again(state: str, folder: Path) -> None:
+    """It was created after the last checkpoint: neither its name nor its length was durable."""
+    store = open_tiny(folder / "running")
+    for number in range(40):
+        if number == 20:
+            store._flush_all()
+        store.put("t", body_of(number), queue_id=number % 2 + (2 if number >= 20 else 0))
+    store.dispatch()
+    crash_copy(store, folder / "store")
+    store.close()
+    for queue_id in (2, 3):
+        path = queue_files(folder / "store", "t", queue_id)[0]
+        path.unlink() if state == "missing" else os.truncate(path, 0)
+    with open_tiny(folder / "store") as store:
+        check(store)
+        assert not store.recovery.rebuilt
+        assert sum(map(len, bodies(store).values())) == 40
