@@ -75,6 +75,11 @@ class LogPrefix:
             if position < len(data):
                 break
 
+    def at(self, commit_log_offset: int) -> tuple[bytes, int]:
+        """The file that the offset is in, and the position there."""
+        base = max(base for base in self._data if base <= commit_log_offset)
+        return self._data[base], commit_log_offset - base
+
     def check(self, end_offset: int) -> None:
         """Nothing of it was cut or changed by the side that has opened the store; a blank may stand behind it."""
         now = self._read()

@@ -11,19 +11,13 @@ import pytest
 
 from interop.drafts import Draft, Ledger, Reading, drafts
 from interop.rocketmq import RocketMQ
-from interop.shared import LogPrefix
+from interop.turns import Turns
 from interop.views import (
     Sending,
-    Sizes,
     as_seen,
     assert_same,
-    java_reading,
-    java_settings,
     one_by_one,
-    open_ours,
     our_reading,
-    put_by_java,
-    random_sizes,
 )
 from stratalog.layout.batch import decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, is_light
@@ -35,40 +29,6 @@ from stratalog.store.message_store import MessageStore
 TOPIC = "Batches"
 TURNS = ("ours", "theirs", "ours", "theirs halted", "ours", "theirs")
 COUNT = 60
-
-
-class Turns:
-    """A store that both sides open in turn: nothing is cut, and what one reads the other reads."""
-
-    def __init__(self, directory: Path, rocketmq: RocketMQ, **settings: Any) -> None:
-        self.directory = directory
-        self.rocketmq = rocketmq
-        self.settings: Sizes = random_sizes(f"{rocketmq.release} {sorted(settings)}") | settings
-        self.ledger = Ledger()
-
-    def open_ours(self, **more: Any) -> MessageStore:
-        prefix = LogPrefix(self.directory)
-        store = open_ours(self.directory, self.settings, self.rocketmq, **more)
-        prefix.check(store.log.end_offset)
-        return store
-
-    def open_theirs(self, **more: Any) -> Reading:
-        prefix = LogPrefix(self.directory)
-        asked = {"directory": str(self.directory), "settings": java_settings(self.settings)}
-        opened = self.rocketmq.ask("open", **asked, **more)
-        assert opened["loaded"]
-        prefix.check(opened["end_offset"])
-        return java_reading(self.rocketmq)
-
-    def put_by_java(self, sendings: list[Sending], *, halted: bool) -> None:
-        put_by_java(self.rocketmq, sendings, self.ledger, **({"halt_after": len(sendings) - 1} if halted else {}))
-        if not halted:
-            self.rocketmq.ask("close")
-
-    def digests(self, part: str) -> dict[str, bytes]:
-        """What stands in the files of one kind: written units, whoever wrote them."""
-        files = sorted(path for path in (self.directory / part).rglob("*") if path.is_file())
-        return {str(path.relative_to(self.directory)): path.read_bytes().rstrip(b"\0") for path in files}
 
 
 def remove_files(directory: Path) -> None:

@@ -5,6 +5,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
+import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.BoundaryType;
@@ -37,6 +38,7 @@ import org.apache.rocketmq.store.stats.BrokerStatsManager;
  *                                                           the process stops dead behind that many lines. A message with
  *                                                           "batch" is a client's batch, "inner_batch" one kept as a record
  * read                                                      every queue, and every message that a consumer can pull
+ * table    directory                                        topics.json as a broker reads it: [queues, attributes] of each
  * log                                                       every record of the CommitLog: [offset, size, CRC holds]
  * look     offsets                                          the messages that stand at these log offsets
  * ask      questions                                        key: log offsets in order; time: lower and upper bound
@@ -60,6 +62,8 @@ final class LocalStore {
                 return put(request);
             case "read":
                 return read();
+            case "table":
+                return table(request);
             case "log":
                 return log();
             case "look":
@@ -90,6 +94,20 @@ final class LocalStore {
         return new JSONObject();
     }
 
+    private static JSONObject table(JSONObject request) throws Exception {
+        JSONObject found = new JSONObject(true);
+        read(request).forEach((name, topic) -> found.put(name, new JSONArray().fluentAdd(topic.getReadQueueNums()).fluentAdd(topic.getAttributes())));
+        return new JSONObject().fluentPut("topics", found);
+    }
+
+    private static Map<String, TopicConfig> read(JSONObject request) throws Exception {
+        if (!Files.exists(saved(request))) {
+            return Map.of();
+        }
+        String json = new String(Files.readAllBytes(saved(request)), StandardCharsets.UTF_8);
+        return TopicConfigSerializeWrapper.fromJson(json, TopicConfigSerializeWrapper.class).getTopicConfigTable();
+    }
+
     private static Path saved(JSONObject request) {
         return Paths.get(request.getString("directory"), "config", "topics.json");
     }
@@ -102,11 +120,7 @@ final class LocalStore {
         request.getJSONObject("settings").forEach((name, value) -> settings.setProperty(name, value.toString()));
         MixAll.properties2Object(settings, config);
         BrokerConfig broker = new BrokerConfig();
-        ConcurrentHashMap<String, TopicConfig> topics = new ConcurrentHashMap<>();
-        if (Files.exists(saved(request))) {
-            String json = new String(Files.readAllBytes(saved(request)), StandardCharsets.UTF_8);
-            topics.putAll(TopicConfigSerializeWrapper.fromJson(json, TopicConfigSerializeWrapper.class).getTopicConfigTable());
-        }
+        ConcurrentHashMap<String, TopicConfig> topics = new ConcurrentHashMap<>(read(request));
         store = new DefaultMessageStore(config, new BrokerStatsManager(broker.getBrokerClusterName(), false),
             (topic, queueId, offset, tagsCode, time, bits, properties) -> { }, broker, topics);
         JSONObject answer = new JSONObject(true).fluentPut("loaded", store.load());
@@ -203,7 +217,7 @@ final class LocalStore {
 
     private JSONObject read() throws Exception {
         JSONArray queues = new JSONArray();
-        for (ConcurrentHashMap.Entry<String, ? extends java.util.Map<Integer, ConsumeQueueInterface>> topic
+        for (ConcurrentHashMap.Entry<String, ? extends Map<Integer, ConsumeQueueInterface>> topic
             : store.getQueueStore().getConsumeQueueTable().entrySet()) {
             for (ConsumeQueueInterface queue : topic.getValue().values()) {
                 boolean ofBatches = queue.getCQType() == CQType.BatchCQ; // its next offset is in a table of its own
