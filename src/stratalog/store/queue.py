@@ -27,7 +27,7 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE
-from stratalog.layout.recordcrc import CRC_LEAD
+from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, seal_record_crc
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
@@ -74,7 +74,8 @@ class Queue:
         self.list_writer: Any = None
         self.is_batchable = bool(self._name) and not self.host.is_v6
         """Whether the kernels write its records: V1, IPv4."""
-        is_plain = self.is_batchable and not store.settings.enabled_append_prop_crc
+        self._seals = store.settings.enabled_append_prop_crc
+        is_plain = self.is_batchable
         self.kind = store.queue_set.kind_of(topic)
         self.is_special = self.kind == QueueKind.BATCH or is_light(topic)
         """Whether its units do not stand for one record of its own each: kernels cannot read it."""
@@ -89,7 +90,7 @@ class Queue:
             self._log.words, queue_id=queue_id, next_offset=next_offset, topic=name, host=self._born,
             body_size_max=self._size_max, waits=self._sync is not None,
         )  # fmt: skip
-        self.is_native = self.is_plain and HOLDS_THE_GIL and not self._log.failure
+        self.is_native = self.is_plain and HOLDS_THE_GIL and not self._log.failure and not self._seals
         """Whether its messages are put by compiled code as long as they are plain."""
         if self.is_native:
             self._bind_native()
@@ -180,6 +181,8 @@ class Queue:
         """The same in Python, for what the native put hands over: one lock, one pack, one join, one store."""
         if type(body) is not bytes:
             body = bytes(memoryview(body))  # of any buffer; others may change it meanwhile
+        if self._seals:
+            properties = reserve_record_crc(properties)
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
@@ -200,7 +203,7 @@ class Queue:
                 end = position + total
             queue_offset = self.next_offset
             now = self._clock_ns() // 1_000_000
-            log.map[position:end] = b"".join(
+            record = b"".join(
                 (
                     _pack_head(
                         total, MAGIC_V1, crc, self._ids, queue_offset, start, 0, born_timestamp or now, self._born, now,
@@ -212,6 +215,7 @@ class Queue:
                     properties,
                 )
             )  # fmt: skip
+            log.map[position:end] = seal_record_crc(record) if self._seals else record
             self.next_offset = queue_offset + 1
             log.end_offset = start + total
         if self._sync and wait and asks_to_wait(properties):
