@@ -15,11 +15,13 @@ from stratalog.kernels.queue_table import (
     NO_ROW,
     QUEUE_FIELDS,
     QUEUE_ID,
-    QUEUE_IS_SCHEDULE,
+    QUEUE_KIND,
     QUEUE_NEXT_OFFSET,
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
+    QueueKind,
 )
+from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import Record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms
 from stratalog.layout.queue import UNIT
@@ -44,7 +46,7 @@ class Table:
         self.names.append((topic, queue_id))
         self.rows[row, [QUEUE_TOPIC_ADDRESS, QUEUE_TOPIC_SIZE]] = address_of(name), len(topic)
         self.rows[row, [QUEUE_ID, QUEUE_NEXT_OFFSET]] = queue_id, next_offset
-        self.rows[row, QUEUE_IS_SCHEDULE] = topic == SCHEDULE_TOPIC.encode()
+        self.rows[row, QUEUE_KIND] = QueueKind(topic == SCHEDULE_TOPIC.encode())
         insert_queue(self.hashed, self.rows, row)
         return row
 
@@ -178,6 +180,39 @@ def test_a_gap_stops_before_its_record_and_a_repetition_is_passed_over() -> None
     dispatch.table.rows[0, QUEUE_NEXT_OFFSET] = 6
     assert dispatch.step(4) == (5, UnitStatus.DONE)
     assert dispatch.table.rows[0, QUEUE_NEXT_OFFSET] == 7
+
+
+def test_every_record_of_a_batch_queue_needs_more_but_those_that_enter_no_queue() -> None:
+    prepared = Record(topic=b"T", body=b"", sys_flag=Transaction.PREPARED)
+    dispatch = Dispatch([prepared, Record(topic=b"T", body=b"", queue_offset=9), prepared])
+    dispatch.table.rows[dispatch.table.add(b"T", 0), QUEUE_KIND] = QueueKind.BATCH
+    assert dispatch.step(0) == (1, UnitStatus.NEEDS_MORE)
+    assert dispatch.step(2) == (3, UnitStatus.DONE)
+    assert dispatch.rows.tolist() == [NO_ROW] * 3
+
+
+_MULTI = f"{MULTI_DISPATCH}\x01".encode()
+
+
+@pytest.mark.parametrize("kind", [QueueKind.PLAIN, QueueKind.LIGHT])
+@pytest.mark.parametrize(
+    ("properties", "names_some"),
+    [
+        (b"", False), (_MULTI + b"a", True), (_MULTI + b"x\x02", True), (b"A\x01b\x02" + _MULTI + b"x\x02C\x01", True),
+        (_MULTI, False), (_MULTI + b"\x02", False), (_MULTI[:-1] + b"\x02", False), (b"x" + _MULTI + b"x", False),
+        (b"A\x01" + _MULTI[:-1] + b"\x02", False), (_MULTI[:-1] + b"S\x01x\x02", False),
+        (_MULTI.lower() + b"x\x02", False),
+        (b"INNER_MULTI_QUEUE_OFFSET\x010\x02", False), (b"INNER_MULTI_DISPATCX\x01y\x02", False),
+        (b"INNER_MULTX_DISPATCH\x01y\x02", False), (b"INNER_MULTI_DISXATCH\x01y\x02", False),
+    ],
+)  # fmt: skip
+def test_a_record_needs_more_if_its_topic_allows_light_queues_and_it_names_some(
+    properties: bytes, names_some: bool, kind: QueueKind
+) -> None:
+    dispatch = Dispatch([Record(topic=b"T", body=b"", properties=properties), Record(topic=b"T", body=b"")])
+    dispatch.table.rows[dispatch.table.add(b"T", 0), QUEUE_KIND] = kind
+    needs_more = names_some and kind == QueueKind.LIGHT
+    assert dispatch.step(0) == ((0, UnitStatus.NEEDS_MORE) if needs_more else (2, UnitStatus.DONE))
 
 
 def test_queues_with_colliding_names_are_told_apart() -> None:

@@ -17,7 +17,6 @@ from stratalog.kernels.memory import (
 )
 from stratalog.kernels.queue_table import QUEUE_FIELDS as QUEUE_FIELDS
 from stratalog.kernels.queue_table import QUEUE_ID as QUEUE_ID
-from stratalog.kernels.queue_table import QUEUE_IS_SCHEDULE as QUEUE_IS_SCHEDULE
 from stratalog.kernels.queue_table import QUEUE_NEXT_OFFSET as QUEUE_NEXT_OFFSET
 from stratalog.kernels.queue_table import QUEUE_TOPIC_ADDRESS as QUEUE_TOPIC_ADDRESS
 from stratalog.kernels.queue_table import QUEUE_TOPIC_SIZE as QUEUE_TOPIC_SIZE

@@ -23,7 +23,6 @@ QUEUE_NEXT_OFFSET = 3
 """Queue offset that the queue's next record should have; advanced in place."""
 QUEUE_KIND = 4
 """What the queue's records need, a `QueueKind`."""
-QUEUE_IS_SCHEDULE = QUEUE_KIND
 QUEUE_FIELDS = 5
 
 NO_ROW = -1
