@@ -138,6 +138,17 @@ def test_the_two_settings_of_light_queues_go_together(tmp_path: Path) -> None:
             opened(tmp_path / "store", **{name: False})
 
 
+def test_the_type_of_a_topic_is_chosen_before_a_queue_of_it_is_used(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        assert store.queue("t").max_offset == 0
+        with pytest.raises(ConfigurationError, match="before its first queue is used"):
+            store.create_topic("t", queue_type="BatchCQ")
+    with opened(tmp_path / "store") as store:
+        store.create_topic("t", queue_type="BatchCQ")
+        store.queue("t").put_batch([b"1", b"2"], unique_key="u")
+        assert store.queue("t").max_offset == 2
+
+
 def test_without_the_settings_the_property_is_a_property_like_others(tmp_path: Path) -> None:
     with opened(tmp_path / "store", enable_lmq=False, enable_multi_dispatch=False) as store:
         store.put("parent", b"", properties={MULTI_DISPATCH: "anything"})

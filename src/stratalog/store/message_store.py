@@ -409,6 +409,7 @@ class MessageStore:
         if self._disk.read_only or self._closed:
             raise StoreFailed(f"{self.root} is not open for writing; open it with mode='w' to create topics")
         with self._queues_lock:
+            self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
                 release=self.settings.compatibility,

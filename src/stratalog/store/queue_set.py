@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError
 from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.light import allows_light, is_light
 from stratalog.layout.names import (
@@ -20,7 +21,7 @@ from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import Disk
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.open_files import OpenFiles
-from stratalog.store.topics import TopicConfig
+from stratalog.store.topics import QueueType, TopicConfig
 
 UnitQueue = ConsumeQueue | BatchQueue
 
@@ -71,6 +72,15 @@ class QueueSet:
         """Whether a topic's batches are kept as one record each."""
         config = self._topic_configs.get(topic)
         return config.queue_type == "BatchCQ" if config else topic in self._batch_topics
+
+    def check_type(self, topic: str, queue_type: QueueType) -> None:
+        """Raise `ConfigurationError` when queues of the topic are in use as of another type."""
+        in_use = [queue for (name, _), queue in list(self.by_name.items()) if name == topic]
+        if any(isinstance(queue, BatchQueue) != (queue_type == "BatchCQ") for queue in in_use):
+            raise ConfigurationError(
+                f"queues of topic {topic!r} are in use as of another type than {queue_type}: create the topic before "
+                "its first queue is used; if it holds no messages, open the store again"
+            )
 
     def kind_of(self, topic: str) -> QueueKind:
         """What the records of a topic need on their way to units."""
