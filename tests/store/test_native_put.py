@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from store.conftest import OpenStore
 from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, bodies, check, log_files, scratch_folder
 from stratalog.errors import IllegalMessage, StoreFailed, StratalogError
 from stratalog.layout.message import PROPERTIES_SIZE_MAX
+from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
 from stratalog.store.receipts import Receipts
 
@@ -207,6 +209,25 @@ def test_whatever_it_is_given_it_answers_as_python_does_and_lives() -> None:
                 for name, args, keywords in calls:
                     outcome(getattr(queue, name), *args, **keywords)
                 check(store)
+
+
+def test_the_stores_put_answers_as_its_python_put_does_whatever_it_is_given(tmp_path: Path) -> None:
+    topics = [*GARBAGE, "t", "new", "%RETRY%" + "g" * 200, Text("t")]
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((topic, b"body"), {"tags": "a"}) for topic in topics]
+    for thing in [*GARBAGE, 0, 1, 7, 1 << 31, True]:
+        calls += [(("t", b"body"), {"queue_id": thing}), (("t", thing), {"keys": ["k"]}), (("t", b"b", thing), {})]
+        calls += [(("t", b"body"), {"queue_id": 1, "properties": thing}), (("t",), {"body": thing})]
+    calls = [call for call in calls if "object at" not in repr(call)]
+    found = []
+    for is_native in (True, False):
+        with stratalog.open(tmp_path / f"{is_native}", clock_ns=Clock(), **SMALL, **QUIET) as store:
+            for queue_id in (0, 1):
+                store.queue("t", queue_id)
+            put = store.put if is_native else partial(MessageStore.put, store)
+            found.append([outcome(put, *args, **given) for args, given in calls])
+            check(store)
+    assert found[0] == found[1]
+    assert len({type(answer) for answer in found[0]}) == 2, "receipts and refusals"
 
 
 def test_nothing_given_is_kept_or_lost(open_store: OpenStore) -> None:

@@ -140,6 +140,15 @@ def test_an_append_that_spans_files_is_written_whole_or_not_at_all(open_store: O
     assert bodies(store)["t", 0] == [b"first"] + [BODY] * 80
 
 
+def test_an_error_in_a_table_says_how_many_of_its_rows_were_put(open_store: OpenStore) -> None:
+    disk = ShortDisk(room=2)
+    store = open_store(disk=disk)
+    table = pa.Table.from_batches([pa.record_batch({"body": pa.array([BODY] * 4, pa.binary())})] * 4)
+    with pytest.raises(DiskFull, match="the first 12 rows of the table were put"):
+        store.append(table, topic="t")
+    assert bodies(store) == {("t", 0): [BODY] * 12}
+
+
 @pytest.mark.parametrize("size", [0, 1, 5_000, 30_000, LOG_FILE_SIZE - 100])
 def test_as_many_files_are_reserved_as_an_append_takes(size: int, open_store: OpenStore) -> None:
     disk = ShortDisk()

@@ -129,8 +129,8 @@ class Native:
             code = numba.cfunc(types.int64(*[types.int64] * 4), cache=True, error_model="numpy")(self.function)
         finally:
             _config.CACHE_DIR = kept
-        name = self.function.__name__.encode()
-        definition = _MethodDef(name, code.address, _METHOD_FAST | _METHOD_KEYWORDS, None)
+        name, text = self.function.__name__.strip("_").removesuffix("_entry"), self.function.__doc__ or ""
+        definition = _MethodDef(name.encode(), code.address, _METHOD_FAST | _METHOD_KEYWORDS, text.encode())
         for needed in (definition, code):  # a builtin may outlive this module at the interpreter's end
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(needed))
         return definition

@@ -274,7 +274,7 @@ def _queue_of(store: int, frame: int, topic: int) -> int:
 
 
 def _put_entry(self: int, args: int, count: int, names: int) -> int:
-    """`put(body, …)` of a queue, or `put(topic, body, queue_id=…, …)` of a store."""
+    """As `Queue.put`, or with a topic in front and `queue_id` as `MessageStore.put`."""
     words = byte_array_address(tuple_item(self, 0))
     frame = stack()
     is_store = word(words, at.QUEUES) != 0
@@ -293,6 +293,7 @@ def _put_entry(self: int, args: int, count: int, names: int) -> int:
 
 
 def _put_raw_entry(self: int, args: int, count: int, names: int) -> int:
+    """As `Queue.put_raw`."""
     queue = byte_array_address(tuple_item(self, 0))
     receipt = _put_raw(queue, stack(), args, count, names) if 1 <= count <= 2 else NOT_PLAIN
     if receipt == NOT_PLAIN:

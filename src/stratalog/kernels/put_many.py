@@ -124,7 +124,7 @@ def _put_many(queue: int, frame: int, bodies: int, texts: int) -> int:
 
 
 def _put_many_entry(self: int, args: int, count: int, names: int) -> int:
-    """`put_many(bodies, properties)` of a queue."""
+    """As `Queue.put_many`."""
     queue = byte_array_address(tuple_item(self, 0))
     bodies = load_le_i64(args) if count else 0
     texts = load_le_i64(args + WORD) if count == 2 else word(queue, at.EMPTY)

@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, DiskFull, StoreFailed, StratalogError
+from stratalog.errors import CorruptData, DiskFull, IllegalMessage, StoreFailed, StratalogError
 from stratalog.kernels import put as native_put
 from stratalog.kernels.put_words import StoreWords
 from stratalog.layout import names
@@ -181,6 +181,7 @@ class MessageStore:
         if queue is None:
             if (topic, queue_id) not in self._dispatcher.queues and not is_light_name(topic):
                 check_queue(topic, queue_id)
+            topic, queue_id = "".join(topic), int(queue_id)  # an enum's member is a name, not a str
             with self._queues_lock:
                 queue = self._queues.get((topic, queue_id))
                 if queue is None:  # nothing was put to it since the store was opened: its units are complete
@@ -263,13 +264,25 @@ class MessageStore:
 
         Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a
         list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
-        know becomes a property of its name. Raises `IllegalMessage` before anything of a batch is written.
+        know becomes a property of its name.
+
+        A batch is written whole or not at all; of a table `DiskFull` and `IllegalMessage` say how many rows, in whole
+        batches, were put before.
         """
         from stratalog.store.arrow import append_batch
 
         ranges: dict[tuple[str, int], range] = {}
+        put_count = 0
         for piece in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
-            for key, found in append_batch(self, piece, topic, queue_id).items():
+            try:
+                added = append_batch(self, piece, topic, queue_id)
+            except (DiskFull, IllegalMessage) as error:
+                if not put_count:
+                    raise
+                told = f"{error} of this batch; the first {put_count:,} rows of the table were put"
+                raise type(error)(told) from error
+            put_count += piece.num_rows
+            for key, found in added.items():
                 ranges[key] = range(ranges[key].start if key in ranges else found.start, found.stop)
         if self.settings.flush == "sync":
             self.commit.wait(self.log.end_offset)

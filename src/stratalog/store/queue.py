@@ -90,7 +90,8 @@ class Queue:
             self._log.words, queue_id=queue_id, next_offset=next_offset, topic=name, host=self._born,
             body_size_max=self._size_max, waits=self._sync is not None,
         )  # fmt: skip
-        self.is_native = self.is_plain and HOLDS_THE_GIL and not self._log.failure and not self._seals
+        may_be_plain = bool(self.is_plain or self._marker)
+        self.is_native = may_be_plain and HOLDS_THE_GIL and not self._log.failure and not self._seals
         """Whether its messages are put by compiled code as long as they are plain."""
         if self.is_native:
             self._bind_native()
