@@ -9,7 +9,7 @@ LOCKS := locks/build.txt locks/main.txt locks/java.txt
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench race lint format lock clean
+.PHONY: help setup demo test torture bench race lint format lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test: setup ## lint, types and every test
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy src
 	@$(BIN)/python -m pytest
+
+torture: setup ## kill, cut power, fill disks, flip bits, plant faults: SEED= FORM=short|full ROWS=a,b CASE=
+	@PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(FORM),--form $(FORM)) \
+		$(if $(ROWS),--rows $(ROWS)) $(if $(CASE),--case '$(CASE)')
 
 bench: setup ## measure every path beside the machine's own limits
 	@$(BIN)/python -m bench

@@ -5,6 +5,7 @@ from torture.flips import with_record_crc, without_record_crc
 from torture.full_disk import real, shortages
 from torture.fuzz import decoders, stores
 from torture.kills import kills
+from torture.mutations import mutations
 from torture.power import disks, pages
 from torture.report import RowFunction
 
@@ -18,8 +19,9 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "xfs": ("power cut on XFS (shutdown ioctl)", disks("xfs")),
     "shortages": ("disk full at the n-th allocation", shortages),
     "full-disks": ("disk full on tmpfs and ext4", real),
-    "flips": ("bits flipped, with record CRC", with_record_crc),
-    "plain-flips": ("bits flipped, records as RocketMQ's default", without_record_crc),
+    "flips": ("every bit flipped, with record CRC", with_record_crc),
+    "plain-flips": ("a bit of each byte flipped, no record CRC", without_record_crc),
     "fuzz": ("decoders fuzzed", decoders),
     "fuzz-stores": ("whole stores fuzzed", stores),
+    "mutations": ("planted faults", mutations),
 }
