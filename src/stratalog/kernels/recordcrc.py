@@ -45,10 +45,9 @@ def record_crc_state(record: int, size: int) -> int:
     A record has one when its last property bears the CRC's name, or when it is ten digits that are just this record's
     CRC: then the name is what was damaged.
     """
-    tail = record + size - _TAIL_SIZE
+    tail, end = record + size - _TAIL_SIZE, record + size
     is_named = load_i64(tail) == _NAME
-    is_shaped = load_u8(tail + _NAME_SIZE) == NAME_END_BYTE and load_u8(record + size - 1) == VALUE_END_BYTE
-    if not is_shaped:
+    if load_u8(tail + _NAME_SIZE) != NAME_END_BYTE or load_u8(end - 1) != VALUE_END_BYTE:
         return BROKEN if is_named else ABSENT
     number = _number_at(tail + _DIGITS_AT)
     fits = number >= 0 and number == body_crc(record, size - _TAIL_SIZE)
