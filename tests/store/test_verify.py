@@ -9,6 +9,7 @@ import pytest
 import stratalog
 from golden.cases import golden_case
 from stratalog.errors import ConfigurationError
+from stratalog.layout.checkpoint import SEAL_POSITION
 from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
@@ -322,3 +323,9 @@ def test_progress_ends_at_the_last_record(root: Path) -> None:
 def test_a_store_that_is_open_for_writing_is_refused(root: Path) -> None:
     with stratalog.open(root, **SETTINGS) as store, pytest.raises(ConfigurationError, match="mode='r'"):
         verify(store)
+
+
+@pytest.mark.parametrize(("name", "position"), [("queues.snapshot", 40), ("checkpoint", SEAL_POSITION + 3)])
+def test_a_flipped_bit_in_what_a_clean_stop_noted_is_found(name: str, position: int, root: Path) -> None:
+    flip(root / name, position)
+    assert [Path(problem.path).name for problem in verify(root).problems] == [name]

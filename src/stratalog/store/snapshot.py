@@ -117,8 +117,13 @@ def load_queues(
     return False
 
 
+def is_whole(stored: bytes) -> bool:
+    """Whether a snapshot's bytes are those that were written."""
+    return stored[:_CRC_SIZE] == b"%08x\n" % crc_of(stored[_CRC_SIZE:])
+
+
 def _decoded(stored: bytes | None) -> _Snapshot | None:
-    if stored is None or stored[:_CRC_SIZE] != b"%08x\n" % crc_of(stored[_CRC_SIZE:]):
+    if stored is None or not is_whole(stored):
         return None
     try:
         return msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)

@@ -7,12 +7,13 @@ from pathlib import Path
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout import names
-from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE
+from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
+from stratalog.store.snapshot import is_whole
 from stratalog.store.verify_report import REBUILD, Part, Problem, VerifyReport
 
 BACKUP = ".bak"
@@ -53,6 +54,10 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         "give mapped_file_size_commit_log"
     )
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
+    snapshot = disk.read(root / names.SNAPSHOT)
+    if snapshot is not None and not is_whole(snapshot):
+        step = "remove it: it is written anew when the store is closed"
+        _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
             sizes = list(disk.files(directory).values())
@@ -132,7 +137,10 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     if len(stored) != FILE_SIZE:
         _add(report, path, f"{FILE_SIZE:,} bytes", f"{len(stored):,} bytes", rebuild, part="checkpoint")
         return
-    offset = Checkpoint.load(root, disk).logics_commit_log_offset
+    checkpoint = Checkpoint.load(root, disk)
+    if checkpoint.seal is None and any(stored[SEAL_POSITION : SEAL_POSITION + SEAL.size]):
+        _add(report, path, "counts that fit their CRC", "others", rebuild, position=SEAL_POSITION, part="checkpoint")
+    offset = checkpoint.logics_commit_log_offset
     if offset and not report.in_damage(offset) and offset >= report.log_begin and not _is_record(root, offset, disk):
         _add(
             report, path, "the log offset of a record", f"{offset:,}, where none begins (the log ends at "
