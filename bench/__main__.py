@@ -79,9 +79,9 @@ def main() -> None:
                 failed.append(name)
                 print(f"\n{name} failed:\n{traceback.format_exc()}", file=sys.stderr)
         print(f"\nmedian of {bench.rounds} interleaved rounds; {time.perf_counter() - begin:.0f} s\n")
-        print(report.table(results))
+        print("\n".join([report.table(results), *bench.notes]))
         if given.json:
-            report.save_json(given.json, facts, results)
+            report.save_json(given.json, facts, results, bench.notes)
         if failed:
             sys.exit(f"failed: {', '.join(failed)} (see above)")
     finally:

@@ -85,8 +85,11 @@ class Result:
     @property
     def ratio(self) -> float | None:
         """Median of the rounds' ratios: figure and limit of one round belong together."""
-        ratios = [sample.figure / sample.limit for sample in self.samples if sample.limit]
-        return statistics.median(ratios) if ratios else None
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def ratios(self) -> list[float]:
+        return [sample.figure / sample.limit for sample in self.samples if sample.limit]
 
     @property
     def met(self) -> bool | None:
@@ -107,6 +110,8 @@ class Bench:
     directory: Path
     rounds: int = 5
     quick: bool = False
+    notes: list[str] = field(default_factory=list)
+    """What a floor has to say of its figures; printed behind the table."""
 
     def count(self, messages: int) -> int:
         """So many messages, or a quarter of them in a quick run."""

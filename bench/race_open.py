@@ -23,11 +23,11 @@ _CONF = {"mappedFileSizeCommitLog": _FILE_SIZE}
 def floor(bench: Bench) -> Iterator[Sequence[Case]]:
     with rival_of(bench) as rival, ExitStack() as opened:
         found: list[Case] = []
-        for body_size, name, kill_aim in ((1024, "1 KB", 4), (100, "100 B", 8)):
+        for body_size, name, log_size, kill_aim in ((1024, "1 KB", _GIB, 4), (100, "100 B", _GIB // 2, 8)):
             ours = opened.enter_context(bench.folder(f"open-{body_size}-ours"))
             theirs = opened.enter_context(bench.folder(f"open-{body_size}-java"))
             size = Messages(1, body_size).record_size
-            count = bench.count(int(_GIB // size))
+            count = bench.count(int(log_size // size))
             _fill(ours / "store", body_size, count)
             shutil.copytree(ours / "store", theirs / "store")
             found.append(_reopen_case(rival, ours / "store", theirs / "store", name, count, size, kill_aim))

@@ -19,7 +19,7 @@ from bench.rival import NAME, Rival, rival_of
 from stratalog.store.message_store import MessageStore
 
 _LIST_SIZE = 100
-_SYNC_SLICES, _SYNC_SLICE = 8, 150
+_SYNC_SLICES, _SYNC_SLICE = 40, 30
 _IN_FLIGHT = 1000
 _THREADS = 4
 _WARM_UP_S = 4

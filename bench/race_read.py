@@ -107,10 +107,7 @@ def _lookups(store: MessageStore, keys: Sequence[str]) -> float:
 
 def _many(store: MessageStore, keys: Sequence[str]) -> float:
     begin = time.perf_counter()
-    if hasattr(store, "query_many"):
-        found = store.query_many(TOPIC, keys)
-    else:
-        found = {key: store.query(TOPIC, key=key) for key in keys}
+    found = store.query_many(TOPIC, keys)
     took = time.perf_counter() - begin
     if not all(len(found[key]) == 1 for key in keys):
         raise RuntimeError("a key is not in the index once")

@@ -51,10 +51,19 @@ def _cells(result: Result) -> tuple[str, ...]:
         rate,
         line.limit,
         number(result.limit, line.unit) if result.limit is not None else "",
-        f"{result.ratio:.3g}" if result.ratio is not None else "",
+        _ratio(result),
         _target(line.target, line.unit),
         {None: "", True: "met", False: "SHORT"}[result.met],
     )
+
+
+def _ratio(result: Result) -> str:
+    """The median ratio, and in brackets the least and the most of the rounds."""
+    ratios = result.ratios
+    if not ratios:
+        return ""
+    spread = f" ({min(ratios):.2g} – {max(ratios):.2g})" if len(ratios) > 1 else ""
+    return f"{result.ratio:.3g}{spread}"
 
 
 def table(results: Sequence[Result]) -> str:
@@ -82,7 +91,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def save_json(path: Path, machine: dict[str, str], results: Sequence[Result]) -> None:
+def save_json(path: Path, machine: dict[str, str], results: Sequence[Result], notes: Sequence[str]) -> None:
     """Everything that was measured. Seconds, bytes a second and messages a second, unrounded."""
     lines: list[dict[str, Any]] = [
         {
@@ -96,9 +105,12 @@ def save_json(path: Path, machine: dict[str, str], results: Sequence[Result]) ->
             "limit_median": result.limit,
             "limit_rounds": [sample.limit for sample in result.samples],
             "ratio": result.ratio,
+            "ratio_rounds": result.ratios,
             "target": _target(result.line.target, result.line.unit) or None,
             "met": result.met,
         }
         for result in results
     ]
-    path.write_text(json.dumps({"machine": machine, "lines": lines}, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps({"machine": machine, "lines": lines, "notes": list(notes)}, indent=2, ensure_ascii=False) + "\n"
+    )

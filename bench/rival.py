@@ -1,7 +1,6 @@
 """The other runner: Apache RocketMQ's store in a JVM that lives, and stays warm, through the whole race."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ def rival_of(bench: Bench) -> Iterator["Rival"]:
         noise = Noise(rival)
         try:
             yield rival
-            print(noise.text(), file=sys.stderr)
+            bench.notes.append(noise.text())
         finally:
             rival.close()
 
@@ -79,4 +78,4 @@ class Noise:
     def text(self) -> str:
         elapsed_s = time.perf_counter() - self._begin
         cores = max(0.0, self._others_s() - self._busy_s) / elapsed_s
-        return f"noise: other processes used {cores:.2f} of {os.cpu_count()} cores, over {elapsed_s:.0f} s"
+        return f"noise beside {NAME}: other processes used {cores:.2f} of {os.cpu_count()} cores over {elapsed_s:.0f} s"
