@@ -360,6 +360,8 @@ class PrivateDisk(Disk):
     def __init__(self) -> None:
         self._mapped: dict[Path, MappedFile] = {}
         self._removed: set[Path] = set()
+        self._differs: set[Path] = set()
+        """Directories in which files were created or removed."""
 
     def create_directory(self, path: Path) -> list[Path]:
         return []
@@ -369,6 +371,7 @@ class PrivateDisk(Disk):
 
     def allocate(self, path: Path, size: int) -> None:
         self._removed.discard(path)
+        self._differs.add(path.parent)
         self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size))
 
     create_sparse = allocate
@@ -388,6 +391,8 @@ class PrivateDisk(Disk):
 
     def files(self, directory: Path) -> dict[str, int]:
         found = super().files(directory)
+        if directory not in self._differs:
+            return found
         found.update({path.name: file.size for path, file in self._mapped.items() if path.parent == directory})
         removed = {path.name for path in self._removed if path.parent == directory}
         return {name: size for name, size in sorted(found.items()) if name not in removed}
@@ -401,6 +406,7 @@ class PrivateDisk(Disk):
     def remove(self, path: Path) -> None:
         self._mapped.pop(path, None)
         self._removed.add(path)
+        self._differs.add(path.parent)
 
     def sync_directory(self, path: Path) -> None:
         pass

@@ -1,10 +1,10 @@
 """What a store does when it is opened: find the log's end, then bring the derived files into line with it.
 
-The scan meets one of these situations; each has one decision.
+The scan (`log_scan`) meets one of these situations; each has one decision.
 
     found                                        verdict     decision
     -----------------------------------------    --------    ---------------------------------------------------------
-    magic, sizes, log offset and body CRC hold   WHOLE       keep, derive queue unit and index items
+    magic, sizes, log offset and CRC hold        WHOLE       keep, derive queue unit and index items
     the blank record, or too little room for     BLANK       go on in the next file
       one more record
     none of these, no whole record behind it     TORN        the log ends here; the bytes behind are zeroed, later files
@@ -12,9 +12,33 @@ The scan meets one of these situations; each has one decision.
     none of these, a whole record behind it,     CORRUPT     not a tail: the range is quarantined (left as it is and
       or below what was durable once                         reported), messages behind it are served
 
+The files as a whole are in one of these states; what is refused is refused before a byte is changed.
+
+    found                                        decision
+    -----------------------------------------    -------------------------------------------------------------------
+    a log file of zeros at the end               it was not begun: it goes
+    a log file missing in the middle, or of      refused: the file is named, and what to restore (`commit_log`)
+      another size
+    a log file in which no queue finds its       refused: two stores are mixed, nobody can tell which is right
+      messages
+    no log, but queues with messages             refused
+    the log ends before what was durable once    refused: a part of it was taken away
+    a queue that does not find its newest        all queues and the index are built again
+      messages; fewer units or index items
+      than the seal says; a queue file missing
+      in the middle
+    a queue ahead of the log                     cut to the log's end
+    a queue file missing or empty at the end     created after the last checkpoint: derived again
+    a snapshot that is stale in any way          not believed: the queues themselves are looked at (`snapshot`)
+    an index header that its items belie, or     that file and later ones are built again
+      a wild count
+    an index file that was not full at a crash   items below its header are kept, the slots made again from them
+    a checkpoint that says nothing               the whole log is read
+
 Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
-else is derived. After a clean stop (no `abort` file) the scan begins at the newest record that a queue knows; otherwise
-at the checkpoint, which was written only from flushed data; without one, at the log's beginning.
+else is derived, and what is derived is vouched for on the way (`rederive`). After a clean stop (no `abort` file) the
+scan begins at the newest record that a queue knows; otherwise at the checkpoint, which was written only from flushed
+data; without one, at the log's beginning.
 """
 
 from collections.abc import Callable
