@@ -67,7 +67,15 @@ def test_members_without_a_value_are_left_out() -> None:
     assert encode_loose_json({"a": None, "b": [None]}) == '{\n\t"b":[\n\t\tnull\n\t]\n}'
 
 
-@pytest.mark.parametrize("value", [1.5, b"x", {None: 1}, {True: 1}, {1.5: 1}, {"a": {1, 2}}, ("a",)])
+def test_real_numbers_that_somebody_wrote_by_hand_are_kept() -> None:
+    assert decode_loose_json(encode_loose_json({"a": [1.5, -2e300, 0.1]})) == {"a": [1.5, -2e300, 0.1]}
+    with pytest.raises(CorruptData, match="double"):
+        decode_loose_json("1e400")
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), b"x", {None: 1}, {True: 1}, {1.5: 1}, {"a": {1}}, ("a",)]
+)
 def test_a_value_that_no_config_file_holds_is_refused(value) -> None:
     with pytest.raises(TypeError):
         encode_loose_json(value)

@@ -1,15 +1,19 @@
 """The broker's JSON files: which of the two copies is read, what is said, and that a write never loses both."""
 
+import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import stratalog
 from crash.faults import Stopped, install
 from golden.cases import GOLDEN, golden_case
 from store.conftest import OpenStore
+from store.model import scratch_folder
 from stratalog.errors import ConfigurationError, CorruptData, IllegalMessage, StoreFailed
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.store.config_files import (
@@ -20,6 +24,7 @@ from stratalog.store.config_files import (
     write_config,
 )
 from stratalog.store.disk import Disk
+from stratalog.store.topics import Topics
 
 WHOLE, OLDER = b'{\n\t"a":1\n}', b'{\n\t"a":0\n}'
 CUT = WHOLE[: len(WHOLE) // 2]
@@ -119,6 +124,21 @@ def test_a_broken_file_is_not_written_over_its_copy(tmp_path: Path) -> None:
 
 
 # -- topics --------------------------------------------------------------------------------------------------------
+
+
+NAMES = st.sampled_from(
+    [
+        "topicConfigTable",
+        "dataVersion",
+        "attributes",
+        "queue.type",
+        "counter",
+        "timestamp",
+        "readQueueNums",
+        "perm",
+        "new",
+    ]
+)
 
 
 def config_path(root: Path) -> Path:
@@ -230,7 +250,7 @@ def test_topics_that_cannot_be_are_refused_and_nothing_is_written(open_store) ->
     store = open_store()
     store.put("orders", b"")
     store.dispatch()
-    for error, name, given in (
+    for error, name, keywords in (
         (IllegalMessage, "a b", {}),
         (IllegalMessage, "x" * 128, {}),
         (ConfigurationError, "t", {"queues": 0}),
@@ -239,7 +259,7 @@ def test_topics_that_cannot_be_are_refused_and_nothing_is_written(open_store) ->
         (ConfigurationError, "orders", {"queue_type": "BatchCQ"}),
     ):
         with pytest.raises(error):
-            store.create_topic(name, **given)
+            store.create_topic(name, **keywords)
     assert not config_path(store.root).exists()
     store.close()
     with pytest.raises(StoreFailed), stratalog.open(store.root, mode="r") as reading:
@@ -257,6 +277,36 @@ def test_wrong_shapes_in_topics_json_are_read_as_defaults(open_store, tmp_path: 
     assert store.topic_configs["a"].queue_type == "SimpleCQ"
     store.create_topic("c")
     assert decode_loose_json(path.read_bytes())["topicConfigTable"].keys() == {"a", "b", "c"}
+
+
+CONTENT = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([-1, 7, 2**63 - 1]) | st.just(1.5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(main=CONTENT | st.binary(max_size=40), copy=st.none() | CONTENT | st.binary(max_size=9))
+def test_whatever_stands_in_the_topics_file_is_read_or_told_and_never_lost(main, copy) -> None:
+    with scratch_folder() as folder:
+        path = config_path(folder)
+        path.parent.mkdir()
+        for name, content in ((path, main), (path.with_name(f"{TOPICS}.bak"), copy)):
+            if content is not None or name is path:
+                name.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        topics = Topics(folder, Disk())
+        assert all(config.queue_type in ("SimpleCQ", "BatchCQ") for config in topics.configs.values())
+        if topics.damage:
+            before = path.read_bytes()
+            with pytest.raises(CorruptData):
+                topics.create("new", queues=1, queue_type="SimpleCQ", now_ms=NOW_MS, release="5.5")
+            assert path.read_bytes() == before
+            return
+        topics.create("new", queues=1, queue_type="SimpleCQ", now_ms=NOW_MS, release="5.5")
+        again = Topics(folder, Disk())
+        assert again.note is None
+        assert again.configs == topics.configs
 
 
 # -- consumer offsets ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Two white-space layouts exist: fastjson 1 (releases to 5.3) puts integer keys an
 later) gives each a line of its own. Readers of either release accept both.
 """
 
+import math
 import re
 from typing import Any, Literal, NamedTuple
 
@@ -62,7 +63,9 @@ class _Reader:
                 raise self._corrupt("the integer does not fit 64 bits", start)
             return int(found)
         if kind == "real":
-            return float(found)
+            if math.isinf(number := float(found)):
+                raise self._corrupt("the number does not fit a double", start)
+            return number
         return _WORDS[found] if kind == "word" else found
 
     def _unescape(self, found: str, start: int) -> str:
@@ -151,8 +154,8 @@ def encode_loose_json(value: Any, *, release: Release = "5.5", lines: bool = Tru
     """Write JSON as a broker of that release does, byte for byte: tabs, no space after colons, no final line end.
 
     `value` is made of dict (in the order to write; `int` keys go without quotes; members that are None are left out),
-    list, str, int, bool and None; anything else raises `TypeError`. 5.3 writes an array on one line, 5.5 an item a line
-    unless all are integers. Without `lines` everything is on one, as in `timermetrics`.
+    list, str, int, float, bool and None; anything else raises `TypeError`. 5.3 writes an array on one line, 5.5 an item
+    a line unless all are integers. Without `lines` everything is on one, as in `timermetrics`.
     """
     parts: list[str] = []
     _write(parts, value, "\n" if lines else "", release)
@@ -166,7 +169,7 @@ def _write(parts: list[str], value: Any, line: str, release: Release) -> None:
         parts.append(_quoted(value))
     elif value is None or isinstance(value, bool):
         parts.append({None: "null", True: "true", False: "false"}[value])
-    elif isinstance(value, int):
+    elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         parts.append(str(value))
     elif isinstance(value, list):
         flat = release == "5.3" or all(isinstance(item, int) for item in value)

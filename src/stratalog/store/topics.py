@@ -19,6 +19,7 @@ _QUEUE_TYPES = ("SimpleCQ", "BatchCQ")
 _READ_WRITE = 6
 _QUEUE_COUNT_DEFAULT = 16
 _QUEUE_COUNT_MAX = 1 << 31
+_COUNTER_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _next_version(version: Any, now_ms: int) -> dict[str, int]:
     """One change later (DataVersion.nextVersion)."""
     known = version if isinstance(version, dict) else {}
     return {
-        "counter": _integer(known.get("counter"), 0) + 1,
+        "counter": min(_integer(known.get("counter"), 0), _COUNTER_MAX - 1) + 1,
         "stateVersion": _integer(known.get("stateVersion"), 0),
         "timestamp": now_ms,
     }
