@@ -14,7 +14,7 @@ from stratalog.tiered import Manifest, PosixBackend
 from stratalog.tiered.state import ManifestEntry
 
 
-@pytest.mark.parametrize("command", [("get",), ("query",), ("inspect",), ("verify",)])
+@pytest.mark.parametrize("command", [("get",), ("query",), ("inspect",), ("repair",), ("rebuild", "--yes")])
 def test_a_directory_that_is_not_there(command: tuple[str, ...], tmp_path: Path, call: Call) -> None:
     arguments = {"get": ["orders"], "query": ["orders", "k"]}.get(command[0], [])
     told = sentence(call(*command, tmp_path / "nowhere", *arguments))
@@ -24,7 +24,7 @@ def test_a_directory_that_is_not_there(command: tuple[str, ...], tmp_path: Path,
 
 
 def test_an_empty_directory_holds_no_store_but_may_get_one(tmp_path: Path, call: Call) -> None:
-    assert "holds no message store" in sentence(call("verify", tmp_path))
+    assert "holds no message store" in sentence(call("inspect", tmp_path))
     small = [f"--set={name}={value}" for name, value in SETTINGS.items()]
     assert call("put", tmp_path, "orders", "a", *small).exit_code == 0
 
@@ -57,8 +57,11 @@ def test_a_log_file_that_was_cut(small_store: Path, call: Call) -> None:
     (small_store / "commitlog" / ("0" * 20)).write_bytes(b"")
     (small_store / "commitlog" / f"{64 * 1024:020d}").write_bytes(bytes(1000))
     before = sorted((path.name, path.stat().st_size) for path in (small_store / "commitlog").iterdir())
-    told = sentence(call("verify", small_store))
+    told = sentence(call("get", small_store, "orders"))
     assert str(small_store / "commitlog") in told
+    result = call("verify", small_store)
+    assert result.exit_code == 1
+    assert "1,000 bytes" in result.stdout
     assert sorted((path.name, path.stat().st_size) for path in (small_store / "commitlog").iterdir()) == before
 
 

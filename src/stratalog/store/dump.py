@@ -6,9 +6,9 @@ from pathlib import Path
 
 from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.layout import checkpoint, names, timer
-from stratalog.layout.message import HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from stratalog.layout.names import is_index_name, offset_of
-from stratalog.layout.queue import UNIT
+from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.dump_files import (
     Item,
     dump_batch_queue,
@@ -41,6 +41,7 @@ READERS: dict[str, Callable[[Path], Iterator[Item]]] = {
 """Reader by type of file; a type is named like the directory or file it is in."""
 _METRICS = ("timermetrics", "transactionMetrics", "position-checkpoint")
 _NUMBERED = (names.COMMIT_LOG, names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT, "timerlog")
+_RECORD_SIZE_MAX = 1 << 30
 _ORDER = {name: number for number, name in enumerate(READERS)}
 
 
@@ -192,6 +193,8 @@ def _kind_by_content(path: Path) -> str | None:
         return names.CHECKPOINT
     if size == timer.WHEEL_SLOT_COUNT * timer.WHEEL_SLOT.size:
         return "timerwheel"
-    if size >= UNIT.size and size % UNIT.size == 0 and UNIT.unpack(head).size > 0:
-        return names.CONSUME_QUEUE
+    if size >= UNIT.size and size % UNIT.size == 0:
+        unit = UNIT.unpack(head)
+        if unit.commit_log_offset >= 0 and (FIXED_SIZE_V1 <= unit.size <= _RECORD_SIZE_MAX or unit.size == FILLER_SIZE):
+            return names.CONSUME_QUEUE
     return None

@@ -14,7 +14,7 @@ CHUNK_RECORDS = 1 << 16
 LISTED_MAX = 1000
 """Problems that are kept with all they say; later ones are only counted."""
 REBUILD = "run `stratalog rebuild` while the store is closed: queues and index are built again from the log"
-Part = Literal["log", "queue", "index", "checkpoint", "config", "files"]
+Part = Literal["files", "log", "queue", "index", "checkpoint", "config"]
 PARTS: tuple[str, ...] = get_args(Part)
 _adding = threading.Lock()
 

@@ -1,0 +1,152 @@
+"""`verify`, `repair`, `rebuild` as commands: plans before acts, exit codes; who only looks touches no byte."""
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stratalog
+from cli.calls import SETTINGS, Call, sentence
+from golden.cases import golden_case
+from stratalog.layout.message import HEAD
+
+LOG = Path("commitlog") / ("0" * 20)
+
+
+def prints(root: Path) -> dict[str, tuple[int, str]]:
+    """Modification time and digest of every file."""
+    return {
+        str(path.relative_to(root)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def damaged(small_store: Path) -> Path:
+    """The sixth of twenty records has a turned bit."""
+    with stratalog.open(small_store, mode="r", **SETTINGS) as store:
+        at = sorted(m.commit_log_offset for q in (0, 1) for m in store.queue("orders", q).read())[5]
+    data = bytearray((small_store / LOG).read_bytes())
+    data[at + HEAD.size] ^= 1
+    (small_store / LOG).write_bytes(data)
+    return small_store
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect",), ("dump",), ("verify",), ("repair",), ("rebuild",)], ids=lambda arguments: arguments[0]
+)
+@pytest.mark.parametrize("abort", [False, True], ids=["closed", "unclean"])
+def test_looking_touches_no_byte(arguments: tuple[str, ...], abort: bool, damaged: Path, call: Call) -> None:
+    if abort:
+        (damaged / "abort").write_text("1")
+    before = prints(damaged)
+    assert call(arguments[0], damaged, *arguments[1:]).exit_code in (0, 1)
+    assert prints(damaged) == before
+
+
+@pytest.mark.parametrize("command", ["inspect", "dump", "verify", "repair"])
+def test_looking_works_beside_a_writer(command: str, small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, **SETTINGS) as store:
+        store.put("orders", b"one more")
+        store.flush()
+        store.dispatch()
+        assert call(command, small_store).exit_code == 0
+
+
+def test_verify_has_an_exit_code_for_what_it_cannot_check(tmp_path: Path, damaged: Path, call: Call) -> None:
+    assert call("verify", damaged).exit_code == 1
+    result = call("verify", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "check the path" in result.stderr
+
+
+def test_repair_shows_its_plan_and_waits(damaged: Path, call: Call) -> None:
+    before = prints(damaged)
+    result = call("repair", damaged)
+    assert result.exit_code == 1
+    for part in (
+        "19 whole records",
+        "14 of them stand behind damage",
+        "1 message: orders/1 at 2",
+        "nothing was changed",
+    ):
+        assert part in result.stdout
+    assert prints(damaged) == before
+    plan = json.loads(call("repair", damaged, "--json").stdout)
+    assert [action["kind"] for action in plan["actions"]] == ["cover", "rebuild"]
+    assert plan["lost"] == [{"topic": "orders", "queueId": 1, "queueOffset": 2}]
+    assert call("repair", damaged, "--yes").exit_code == 2
+
+
+def test_repair_mends_a_copy_and_leaves_the_store(damaged: Path, tmp_path: Path, call: Call) -> None:
+    before = prints(damaged)
+    result = call("repair", damaged, "--to", tmp_path / "mended", "--yes")
+    assert result.exit_code == 0, result.output
+    assert prints(damaged) == before
+    assert call("verify", tmp_path / "mended").exit_code == 0
+    assert (tmp_path / "mended" / "stratalog-quarantine").is_dir()
+    assert "not empty" in sentence(call("repair", damaged, "--to", tmp_path / "mended", "--yes", "--json"))
+
+
+def test_repair_mends_in_place_once(damaged: Path, call: Call) -> None:
+    assert call("repair", damaged, "--in-place", "--yes").exit_code == 0
+    assert call("verify", damaged).exit_code == 0
+    result = call("repair", damaged)
+    assert result.exit_code == 0
+    assert "nothing to repair" in result.stdout
+
+
+def test_a_store_that_is_open_elsewhere_is_not_repaired(damaged: Path, call: Call) -> None:
+    program = (
+        "import sys, time, stratalog\nfrom pathlib import Path\n"
+        "from stratalog.store.disk import Disk\nDisk().lock(Path(sys.argv[1]) / 'lock')\nprint('held', flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(damaged)], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout
+            holder.stdout.readline()
+            assert f"is open in process {holder.pid}" in call("repair", damaged, "--in-place", "--yes").stderr
+            assert f"open in process {holder.pid}" in call("inspect", damaged).stdout
+        finally:
+            holder.kill()
+
+
+def test_rebuild_needs_a_yes(small_store: Path, call: Call) -> None:
+    before = prints(small_store)
+    assert "add --yes" in call("rebuild", small_store).stdout
+    assert prints(small_store) == before
+    assert "20 units in 2 queues" in call("rebuild", small_store, "--yes").stdout
+    assert call("verify", small_store).exit_code == 0
+
+
+def test_more_files_than_may_be_open(tmp_path: Path, call: Call) -> None:
+    with stratalog.open(tmp_path / "store", **SETTINGS) as store:
+        for number in range(260):
+            store.put(f"topic{number}", b"x" * 600, keys=["k"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, hard))
+    try:
+        for command in (["inspect"], ["verify"], ["dump"], ["rebuild", "--yes"], ["repair"]):
+            result = call(command[0], tmp_path / "store", *command[1:])
+            assert result.exit_code == 0, result.output
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["flip-body-clean", "size-field-abort", "magic-field-abort", "torn-cut-clean"])
+def test_stores_that_rocketmq_wrote_and_lost_messages_of_are_mended(name: str, tmp_path: Path, call: Call) -> None:
+    case = golden_case(f"local/{name}")
+    root = case.unpack_store(tmp_path)
+    conf = case.about["conf"]
+    sizes = [f"--set=max_hash_slot_num={conf['maxHashSlotNum']}", f"--set=max_index_num={conf['maxIndexNum']}"]
+    assert call("repair", root, "--in-place", "--yes", *sizes).exit_code == 0
+    with stratalog.open(root, mode="r") as store:
+        messages = [message for key in store.queues() for message in store.queue(*key).read()]
+    assert sum("STRATALOG_LOST" not in message.properties for message in messages) == 89

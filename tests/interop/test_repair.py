@@ -1,0 +1,68 @@
+"""RocketMQ opens stores that we repaired: every message that could be saved is there, at its old offset."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from interop.drafts import Ledger, drafts
+from interop.rocketmq import RocketMQ
+from interop.views import java_reading, java_settings, one_by_one, open_ours, put_by_java, random_sizes
+from stratalog.config.settings import StoreSettings
+from stratalog.layout.message import HEAD
+from stratalog.layout.sysflag import SysFlag
+from stratalog.store.repair import repair
+from stratalog.store.repair_fill import LOST_PROPERTY
+from stratalog.store.repair_plan import plan_repair
+
+COUNT = 300
+
+
+def offsets(reading: dict[tuple[str, int], list[dict[str, object]]]) -> dict[tuple[str, int], list[object]]:
+    return {key: [message["queue_offset"] for message in messages] for key, messages in reading.items()}
+
+
+@pytest.mark.parametrize("road", ["closed", "crashed", "queues lost"])
+def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
+    rocketmq: RocketMQ, road: str, tmp_path: Path
+) -> None:
+    chance = random.Random(f"{rocketmq.release} {road}")
+    sizes, root = random_sizes(f"repair {road}"), tmp_path / "store"
+    rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))
+    put_by_java(rocketmq, one_by_one(drafts(3, COUNT)), Ledger())
+    before = java_reading(rocketmq)
+    rocketmq.ask("close")
+    stored = sorted((m["commit_log_offset"], m["store_size"]) for messages in before.values() for m in messages)
+    broken = sorted(chance.sample(stored[: COUNT // 2], 3))
+    size = sizes["mapped_file_size_commit_log"]
+    for offset, _ in broken:
+        path = root / "commitlog" / f"{offset // size * size:020d}"
+        data = bytearray(path.read_bytes())
+        data[offset % size + HEAD.position("magic")] ^= 0xFF
+        path.write_bytes(data)
+    if road == "crashed":
+        (root / "abort").touch()
+    settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    plan = plan_repair(root, settings=settings)
+    assert plan.behind_count > COUNT // 3
+    assert repair(plan).ok
+    if road == "queues lost":
+        shutil.rmtree(root / "consumequeue")
+        shutil.rmtree(root / "index")
+    if road == "crashed":
+        (root / "abort").touch()
+    assert rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))["loaded"]
+    after = java_reading(rocketmq)
+    rocketmq.ask("close")
+    assert offsets(after) == offsets(before)
+    lost = {offset for offset, _ in broken}
+    for key, messages in before.items():
+        for old, new in zip(messages, after[key], strict=True):
+            if old["commit_log_offset"] in lost:
+                assert new["sys_flag"] & SysFlag.NEED_UNWRAP or not new["body"]  # a batch of no messages
+                assert new["properties"].keys() <= {LOST_PROPERTY}
+            else:
+                assert new == old
+    with open_ours(root, sizes, rocketmq, mode="r") as store:
+        assert store.recovery.clean
