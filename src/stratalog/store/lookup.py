@@ -1,6 +1,6 @@
 """Messages by key: the index leads to candidates, their records decide."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,15 +40,14 @@ class _Table:
     index_files: tuple[IndexFile, ...]
     views: tuple[Any, ...]
 
-    def is_of(self, log: CommitLog, index: Index) -> bool:
-        return _same_ends(self.log_files, log.files) and _same_ends(self.index_files, index.files)
-
-
-def _same_ends(known: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether no file has come or gone: files are added at the end, and removed from either."""
-    if len(known) != len(now):
-        return False
-    return not known or (known[0] is now[0] and known[-1] is now[-1])
+    def is_of(self, log: list[MappedFile], index: list[IndexFile]) -> bool:
+        """Whether no file has come or gone: files are added at the end, and removed from either."""
+        known, others = self.log_files, self.index_files
+        return (
+            len(known) == len(log) and len(others) == len(index)
+            and (not known or (known[0] is log[0] and known[-1] is log[-1]))
+            and (not others or (others[0] is index[0] and others[-1] is index[-1]))
+        )  # fmt: skip
 
 
 class Lookup:
@@ -69,7 +68,7 @@ class Lookup:
         Raises `ConfigurationError` without an index, `CorruptData` where a record of a key is damaged.
         """
         if self._index is None:
-            raise no_index()
+            raise _no_index()
         if limit <= 0:
             return [[] for _ in keys]
         begin, end, limit = max(begin, _TIME_MIN), min(end, TIME_MAX), min(limit, TIME_MAX)
@@ -87,13 +86,13 @@ class Lookup:
     def _add_natively(
         self, topic: str, keys: list[str], found: list[list[Message]], begin: int, end: int, limit: int
     ) -> None:
-        first = len(found)
+        find, log, first = _native(), self._log, len(found)
         while first < len(keys):
             last = min(first + _KEYS_AT_ONCE, len(keys))
             table = self._table()
-            done = _native()(topic, keys, first, last, begin, end, limit, self._log.end_offset, table.address, found)
+            done = find(topic, keys, first, last, begin, end, limit, log.end_offset, table.address, found)
             if done < 0:
-                record_at(self._log, -1 - done)  # raises
+                record_at(log, -1 - done)  # raises
             if done < last:
                 return
             first = last
@@ -101,7 +100,7 @@ class Lookup:
     def _table(self) -> _Table:
         index, log, known = self._index, self._log, self._known
         assert index is not None
-        if known is None or not known.is_of(log, index):
+        if known is None or not known.is_of(log.files, index.files):
             log_files, index_files = tuple(log.files), tuple(index.files)
             first_offset = int(log_files[0].path.name) if log_files else 0
             words = [
@@ -134,11 +133,11 @@ class Lookup:
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         if self._index is None:
-            raise no_index()
+            raise _no_index()
         return _each_once(self._index.offsets(topic, key, begin=begin, end=end, loose=True))
 
 
-def no_index() -> ConfigurationError:
+def _no_index() -> ConfigurationError:
     return ConfigurationError("this store was opened with message_index_enable=False: it cannot look up keys")
 
 

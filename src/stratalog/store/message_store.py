@@ -24,7 +24,7 @@ from stratalog.store.disk import ClockNs, Disk, Stamp, failed
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
 from stratalog.store.index_file import HITS_MAX, Index
-from stratalog.store.lookup import TIME_MAX, Lookup, no_index
+from stratalog.store.lookup import TIME_MAX, Lookup
 from stratalog.store.message import Message
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
@@ -441,7 +441,6 @@ class MessageStore:
 
         Every hit was checked against the record: two keys with one hash are told apart.
         """
-        self._check_index()
         self.catch_up()
         return self._lookup.messages(topic, [key], begin=begin, end=end, limit=limit)[0]
 
@@ -453,7 +452,6 @@ class MessageStore:
         Raises as `query` does: `ConfigurationError` without an index, `CorruptData` where a record that carries one of
         the keys is damaged; `candidates` and `message` get at the others then.
         """
-        self._check_index()
         self.catch_up()
         distinct = list(dict.fromkeys(keys))
         found = self._lookup.messages(topic, distinct, begin=begin, end=end, limit=limit)
@@ -461,13 +459,8 @@ class MessageStore:
 
     def candidates(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
-        self._check_index()
         self.catch_up()
         return self._lookup.candidates(topic, key, begin=begin, end=end)
-
-    def _check_index(self) -> None:
-        if self.index is None:
-            raise no_index()
 
     def read_arrow(
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
