@@ -1,5 +1,6 @@
 """Batch topics, light queues and queue extensions: what is refused, what is found, and what is rebuilt."""
 
+import errno
 import shutil
 import zlib
 from collections.abc import Callable
@@ -13,14 +14,16 @@ from hypothesis import strategies as st
 
 import stratalog
 from store.model import QUIET, SMALL, Clock, scratch_folder
-from stratalog.errors import ConfigurationError, IllegalMessage
+from stratalog.errors import ConfigurationError, DiskFull, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, BatchEntry, encode_batch_body
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET
 from stratalog.layout.message import Record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX, SNAPSHOT
 from stratalog.layout.properties import encode_properties
-from stratalog.layout.queue import BATCH_UNIT, EXTENSION_UNIT
+from stratalog.layout.queue import BATCH_UNIT, EXTENSION_UNIT, UNIT
+from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import SysFlag, Transaction
+from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
 from stratalog.store.verify import verify
 
@@ -498,3 +501,91 @@ def test_a_light_queue_is_read_though_its_places_and_the_offsets_in_the_records_
     with opened(root, mode="r") as store:
         found = [(message.queue_offset, message.body) for message in store.queue("%LMQ%a").read()]
         assert found == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+@pytest.mark.parametrize("place", PLACES[:4])
+def test_a_snapshot_of_the_queues_does_not_hide_that_one_of_another_kind_is_gone(place: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        fill(store, 4)
+    with opened(root) as store:
+        before = contents(store)
+    assert (root / SNAPSHOT).exists()
+    whole = queues_of(root)
+    shutil.rmtree(root / place)
+    with opened(root) as store:
+        assert contents(store) == before
+    assert queues_of(root) == whole
+
+
+def test_a_light_queue_may_be_a_topic_too_and_goes_on_in_the_log_s_order(tmp_path: Path) -> None:
+    """RocketMQ's store lets messages be put to a light queue itself; units of both ways are then in one chunk."""
+    root = tmp_path / "store"
+    with opened(root, enable_lmq=False, enable_multi_dispatch=False) as store:
+        for offset in range(0, 40, 4):
+            light, parent = store.queue("%LMQ%a"), store.queue("parent")
+            light.next_offset = offset
+            light.put_raw(b"%d" % offset)
+            light.put_raw(b"%d" % (offset + 1))
+            for more in (2, 3):
+                place = {MULTI_DISPATCH: "%LMQ%a", MULTI_QUEUE_OFFSET: str(offset + more)}
+                parent.put_raw(b"%d" % (offset + more), encode_properties(place))
+    shutil.rmtree(root / CONSUME_QUEUE)
+    with opened(root) as store:
+        assert contents(store)["%LMQ%a", 0] == [(offset, b"%d" % offset) for offset in range(40)]
+        assert contents(store)["parent", 0] == [(n, b"%d" % (n // 2 * 4 + 2 + n % 2)) for n in range(20)]
+    report = verify(root)
+    assert report.ok, report.problems
+
+
+@pytest.mark.parametrize(
+    ("tree", "layout", "field"),
+    [(BATCH_CONSUME_QUEUE, BATCH_UNIT, field.name) for field in BATCH_UNIT.fields]
+    + [(f"{CONSUME_QUEUE}/%LMQ%a", UNIT, field.name) for field in UNIT.fields]
+    + [(CONSUME_QUEUE_EXT, EXTENSION_UNIT, field.name) for field in EXTENSION_UNIT.fields],
+)
+def test_verify_finds_a_unit_of_which_one_field_is_wrong(tree: str, layout: Layout, field: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root, enable_consume_queue_ext=True) as store:
+        fill(store)
+    file = min(path for path in (root / tree).rglob("*") if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[layout.size + layout.position(field)] ^= 0x10
+    file.write_bytes(data)
+    (problem, *_) = verify(root).problems
+    assert problem.part == "queue"
+    assert str(root) in problem.path
+
+
+def test_what_could_not_be_written_for_want_of_room_is_written_when_there_is_some(tmp_path: Path) -> None:
+    disk = FullDisk()
+    with opened(tmp_path / "store", disk=disk, enable_consume_queue_ext=True) as store:
+        fill(store, 2)
+        before = contents(store)
+        disk.is_full = True
+        fill(store, 6)
+        with pytest.raises(DiskFull):
+            store.dispatch()
+        assert {key: found[: len(before[key])] for key, found in contents(store).items() if key in before} == before
+        disk.is_full = False
+        store.dispatch()
+        after = contents(store)
+        assert sum(map(len, after.values())) > 3 * sum(map(len, before.values()))
+    whole = queues_of(tmp_path / "store")
+    assert verify(tmp_path / "store").ok
+    for tree in TREES:
+        shutil.rmtree(tmp_path / "store" / tree)
+    with opened(tmp_path / "store", enable_consume_queue_ext=True) as store:
+        assert contents(store) == after
+    assert queues_of(tmp_path / "store") == whole
+
+
+class FullDisk(Disk):
+    """Makes no queue files while it is full."""
+
+    is_full = False
+
+    def create_sparse(self, path: Path, size: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left", str(path))
+        super().create_sparse(path, size)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.message import BATCH_ENTRY, PROPERTIES_LENGTH, PROPERTIES_SIZE_MAX, Record
+from stratalog.layout.message import BATCH_ENTRY, PROPERTIES_LENGTH, PROPERTIES_SIZE_MAX
 from stratalog.layout.properties import find_property
 from stratalog.layout.queue import BATCH_SIZE_MAX
 from stratalog.layout.sysflag import SysFlag
@@ -83,18 +83,18 @@ def inner_count(properties: bytes) -> int:
     return int(text)
 
 
-def batch_size_of(record: Record) -> tuple[int, str]:
+def batch_size_of(sys_flag: int, properties: bytes, queue_offset: int) -> tuple[int, str]:
     """How many queue offsets a stored record of a batch topic takes, and in words what contradicts itself in it.
 
     A record in which flag, INNER_NUM and INNER_BASE do not agree counts as one message.
     """
-    has_num = find_property(record.properties, INNER_NUM.encode()) is not None
-    if not record.sys_flag & SysFlag.INNER_BATCH:
+    if not sys_flag & SysFlag.INNER_BATCH:
+        has_num = INNER_NUM.encode() in properties and find_property(properties, INNER_NUM.encode()) is not None
         return 1, f"{INNER_NUM} without the flag of an inner batch" if has_num else ""
-    base = find_property(record.properties, INNER_BASE.encode())
-    if base != str(record.queue_offset):
-        return 1, f"{INNER_BASE}={(base or '')[:80]!r} at queue offset {record.queue_offset:,}"
+    base = find_property(properties, INNER_BASE.encode())
+    if base != str(queue_offset):
+        return 1, f"{INNER_BASE}={(base or '')[:80]!r} at queue offset {queue_offset:,}"
     try:
-        return inner_count(record.properties), ""
+        return inner_count(properties), ""
     except IllegalMessage as problem:
         return 1, str(problem)

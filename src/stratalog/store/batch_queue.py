@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from stratalog.errors import CorruptData
-from stratalog.layout.message import Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_SIZE_MAX, BATCH_UNIT, FILLER_SIZE
 from stratalog.store.commit_log import CommitLog
@@ -122,24 +121,24 @@ class BatchQueue:
         stored = self._files.read(number * _SIZE, size) if size > 0 else b""
         return [BATCH_UNIT.record._make(fields) for fields in BATCH_UNIT.struct.iter_unpack(stored)]
 
-    def append_record(self, record: Record, tags_code: int, count: int) -> None:
-        """Write the unit of a record that holds `count` messages; one that is in here already is passed over."""
-        if self._end > self._first and record.commit_log_offset <= self._unit(self._end - 1).commit_log_offset:
-            return
-        self._append(
-            record.commit_log_offset, record.total_size, tags_code, record.store_timestamp, record.queue_offset, count
-        )
+    @property
+    def next_commit_log_offset(self) -> int:
+        """Log offset behind the start of the newest unit's record: records before have their units."""
+        return int(self._unit(self._end - 1).commit_log_offset) + 1 if self._end > self._first else 0
 
-    def _append(self, *fields: int) -> None:
-        self._files.write(self._end * _SIZE, BATCH_UNIT.pack(*fields, BATCH_COMPACTED_OFFSET, 0))
-        self._end += 1
-        self.end_offset = fields[-2] + fields[-1]
+    def append(self, units: bytes) -> None:
+        """Write units behind the end."""
+        self._files.write(self._end * _SIZE, units)
+        self._end += len(units) // _SIZE
+        last = BATCH_UNIT.unpack(units, len(units) - _SIZE)
+        self.end_offset = last.base_offset + last.batch_size
 
     def skip_to(self, queue_offset: int, commit_log_offset: int) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost."""
         while self.end_offset < queue_offset:
             count = min(queue_offset - self.end_offset, BATCH_SIZE_MAX)
-            self._append(commit_log_offset, FILLER_SIZE, 0, 0, self.end_offset, count)
+            fields = commit_log_offset, FILLER_SIZE, 0, 0, self.end_offset, count, BATCH_COMPACTED_OFFSET, 0
+            self.append(BATCH_UNIT.pack(*fields))
 
     def truncate(self, commit_log_offset: int) -> None:
         """Drop the units of records at or behind `commit_log_offset`; later files go, the rest is zeroed."""

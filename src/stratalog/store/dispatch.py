@@ -22,14 +22,14 @@ from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
-from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import UNIT
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
+from stratalog.store.message import Message, message_at
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
 CHUNK_RECORDS = 1 << 16
@@ -103,6 +103,7 @@ class Dispatcher:
         self.notes: list[str] = []
         self._by_row: list[UnitQueue | None] = []
         self._row_of: dict[tuple[str, int], int] = {}
+        self._waiting: dict[int, bytearray] = {}  # by row: units that no kernel built, in front of the kernels' own
         self._table = QueueTable()
         self.progress = DispatchProgress()
         self._positions = np.empty(CHUNK_RECORDS, np.int64)
@@ -133,14 +134,13 @@ class Dispatcher:
 
     def _register(self, topic: str, queue_id: int) -> int:
         """Add a queue to the table; one whose name cannot be a directory gets no units."""
-        queue, next_offset, kind = None, _PASSED_OVER, QueueKind.PLAIN
+        queue, kind = None, QueueKind.PLAIN
         if is_topic(topic) and queue_id >= 0:
-            queue = self.queue(topic, queue_id)
-            next_offset, kind = queue.end_offset, self._set.kind_of(topic)
+            queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
         else:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
-        row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
+        row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, _next_of(queue), kind=kind)
         return row
 
     def _note(self, text: str) -> None:
@@ -159,8 +159,9 @@ class Dispatcher:
                 while self.progress.offset < limit:
                     self._dispatch_chunk(limit)
             except BaseException:
+                self._waiting.clear()
                 for row, queue in enumerate(self._by_row):  # what was not written is done again
-                    self._table.rows[row][QUEUE_NEXT_OFFSET] = queue.end_offset if queue else _PASSED_OVER
+                    self._table.rows[row][QUEUE_NEXT_OFFSET] = _next_of(queue)
                 raise
 
     def skip(self, commit_log_offset: int) -> None:
@@ -205,6 +206,13 @@ class Dispatcher:
             if status == UnitStatus.NEEDS_MORE:
                 self._take_special(file, done, base)
                 done += 1
+        for row in list(self._waiting):
+            self._write_waiting(row)
+
+    def _write_waiting(self, row: int) -> None:
+        queue, units = self._by_row[row], self._waiting.pop(row, None)
+        if queue and units:
+            queue.append(bytes(units))
 
     def _step(self, file: MappedFile, first: int, count: int, base: int) -> tuple[int, UnitStatus]:
         """Build units from record `first` on, up to `count` or to one that needs more than a kernel does."""
@@ -220,70 +228,87 @@ class Dispatcher:
                 self._register(_topic_of(record), record.queue_id)
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
-                if not self._open_gap(self._row(record), first, record, record.queue_offset):
+                row = self._row_of[_topic_of(record), record.queue_id]
+                if not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
                     first += 1
         return first, status
 
     def _take_special(self, file: MappedFile, number: int, base: int) -> None:
         """A record of a batch topic, or one that stands in light queues beside its own."""
-        record = self._record(file, number)
-        row = self._row(record)
-        queue = self._by_row[row]
-        if isinstance(queue, BatchQueue):
-            size, problem = batch_size_of(record)
-            if problem:
-                self._note(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
-            queue.append_record(record, _tags_code(record), size)
+        message = message_at(file.map, int(self._positions[number]))
+        row = self._row_of[message.topic, message.queue_id]
+        rows, offset = self._table.rows, message.commit_log_offset
+        if isinstance(self._by_row[row], BatchQueue):
+            self._take_batch(row, message)
             return
-        places, problems = light_places(record.properties, record.commit_log_offset)
+        places, problems = light_places(message.raw_properties, offset)
         for problem in problems:
-            self._note(f"log offset {record.commit_log_offset:,}: {problem}; its other queues have the message")
+            self._note(f"log offset {offset:,}: {problem}; its other queues have the message")
+        unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
         for place in places:
-            self._append_light(place, number, record)
-        kind = self._table.rows[row][QUEUE_KIND]
-        self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
+            self._take_light(place, number, offset, unit)
+        kind = rows[row][QUEUE_KIND]
+        rows[row][QUEUE_KIND] = QueueKind.PLAIN
         try:
             self._step(file, number, number + 1, base)
         finally:
             self._table.rows[row][QUEUE_KIND] = kind
 
-    def _append_light(self, place: Place, number: int, record: Record) -> None:
+    def _take_batch(self, row: int, message: Message) -> None:
+        offset = message.commit_log_offset
+        if offset < self._table.rows[row][QUEUE_NEXT_OFFSET]:
+            return
+        size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
+        if problem:
+            self._note(f"log offset {offset:,}: {problem}; it counts as one message")
+        self._waiting.setdefault(row, bytearray()).extend(
+            BATCH_UNIT.struct.pack(
+                offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
+                message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
+            )
+        )  # fmt: skip
+        self._table.rows[row][QUEUE_NEXT_OFFSET] = offset + 1
+
+    def _take_light(self, place: Place, number: int, commit_log_offset: int, unit: bytes) -> None:
         name, queue_offset = place
         row = self._row_of.get((name, LIGHT_QUEUE_ID))
         if row is None:
             row = self._register(name, LIGHT_QUEUE_ID)
-        rows, queue = self._table.rows, self._plain(row)
-        if queue_offset < rows[row][QUEUE_NEXT_OFFSET]:
+        next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
+        waiting = self._waiting.setdefault(row, bytearray())
+        known = self._plain(row).end_offset + len(waiting) // UNIT.size
+        if queue_offset < next_offset:
             return
-        if self._open_gap(row, number, record, queue_offset):
-            queue.append(UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record)))
-            rows[row][QUEUE_NEXT_OFFSET] = queue_offset + 1
+        if queue_offset > next_offset or known != next_offset:  # a gap, or units by kernels are in front
+            if not self._open_gap(row, number, commit_log_offset, queue_offset):
+                return
+            waiting = self._waiting.setdefault(row, bytearray())
+        waiting += unit
+        self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset + 1
 
-    def _open_gap(self, row: int, number: int, record: Record, queue_offset: int) -> bool:
+    def _open_gap(self, row: int, number: int, commit_log_offset: int, queue_offset: int) -> bool:
         """Bring a queue up to an offset: write what this chunk has for it, then filler units for what was lost.
 
         False, and nothing of that, for an offset so far ahead that no lost messages explain it.
         """
         queue = self._plain(row)
+        self._write_waiting(row)
         if self._table.rows[row][QUEUE_NEXT_OFFSET] > queue.end_offset:
             mine = np.flatnonzero(self._rows[:number] == row)
             queue.append(self._units.reshape(-1, UNIT.size)[mine].tobytes())
             self._rows[mine] = -1
         newest = queue.last_unit()
-        lost_size = record.commit_log_offset - (newest[0] if newest else 0)
+        lost_size = commit_log_offset - (newest[0] if newest else 0)
         if newest and not may_be_lost(queue_offset - queue.end_offset, lost_size):
             self._note(
-                f"log offset {record.commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
+                f"log offset {commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
                 f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
             )
             return False
         if queue_offset > queue.end_offset:
-            queue.skip_to(queue_offset, record.commit_log_offset)
+            queue.skip_to(queue_offset, commit_log_offset)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
-
-    def _row(self, record: Record) -> int:
-        return self._row_of[_topic_of(record), record.queue_id]
 
     def _plain(self, row: int) -> ConsumeQueue:
         queue = self._by_row[row]
@@ -305,5 +330,8 @@ def _topic_of(record: Record) -> str:
     return record.topic.decode("utf-8", "surrogateescape")
 
 
-def _tags_code(record: Record) -> int:
-    return string_hash(find_property(record.properties, TAGS.encode()) or "")
+def _next_of(queue: UnitQueue | None) -> int:
+    """What kernels compare with: the next queue offset. For batch queues they do not: the next log offset."""
+    if queue is None:
+        return _PASSED_OVER
+    return queue.next_commit_log_offset if isinstance(queue, BatchQueue) else queue.end_offset

@@ -138,7 +138,7 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
         _add(report, path, f"{FILE_SIZE:,} bytes", f"{len(stored):,} bytes", rebuild, part="checkpoint")
         return
     checkpoint = Checkpoint.load(root, disk)
-    if checkpoint.seal is None and any(stored[SEAL_POSITION : SEAL_POSITION + SEAL.size]):
+    if checkpoint.seal is None and SEAL.unpack(stored, SEAL_POSITION).log_end_offset:  # 0: of an empty store
         _add(report, path, "counts that fit their CRC", "others", rebuild, position=SEAL_POSITION, part="checkpoint")
     offset = checkpoint.logics_commit_log_offset
     if offset and not report.in_damage(offset) and offset >= report.log_begin and not _is_record(root, offset, disk):

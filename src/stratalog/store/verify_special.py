@@ -48,7 +48,7 @@ class SpecialQueues:
         self._queue(topic, queue_id, UNIT if is_light(topic) else BATCH_UNIT)
 
     def take_batch(self, topic: str, record: Record) -> None:
-        size, problem = batch_size_of(record)
+        size, problem = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
         if problem:
             self._report.notes.append(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
         queue = self._queue(topic, record.queue_id, BATCH_UNIT)
