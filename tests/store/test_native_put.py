@@ -3,10 +3,12 @@
 import gc
 import sys
 import threading
+import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +387,32 @@ def test_threads_that_mix_all_ways_to_put_lose_nothing(clock: Any, open_store: O
     )
     assert len(store.log.files) > 2
     check(store)
+
+
+def test_store_times_rise_along_the_log_though_the_clock_lets_other_threads_put(open_store: OpenStore) -> None:
+    ticks = count(1)
+
+    def clock() -> int:
+        now = next(ticks)
+        time.sleep(0)  # somebody else may put now
+        return now * 1_000_000
+
+    store = open_store(clock_ns=clock, mapped_file_size_commit_log=1 << 20)
+    queue = store.queue("t")
+    queue.put(b"makes the file")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: [queue.put(b"x") for _ in range(500)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    times = [message.store_timestamp for message in queue.read()]
+    assert len(times) == 2001
+    assert times == sorted(times)
 
 
 def test_a_put_waits_while_others_hold_the_log(open_store: OpenStore) -> None:
