@@ -445,21 +445,49 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return install(monkeypatch, folder)
 
 
+def killed_behind_a_checkpoint(root: Path, more: int) -> list[int]:
+    """A killed store with `more` records behind its last checkpoint; returns their log offsets."""
+    store = open_tiny(root.with_name("running"), flush="async")
+    for number in range(10):
+        store.put("t", body_of(number))
+    store._flush_all()
+    offsets = [store.put("t", bytes(800) + body_of(number)).commit_log_offset for number in range(more)]
+    crash_copy(store, root)
+    store.close()
+    return offsets
+
+
+def vouching(calls: Any) -> int:
+    """Number of the call that made the first checkpoint the valid one."""
+    return next(n for n, (name, at) in enumerate(calls.calls) if name == "rename" and "checkpoint" in at)
+
+
 def test_a_tail_is_synced_after_it_was_zeroed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = folder / "store"
-    offsets = filled(root, clean=False)
-    path, position = place(root, offsets[-1])
-    flip(path, position + HEAD.size)
-    (root / "checkpoint").unlink()
+    (torn,) = killed_behind_a_checkpoint(root, 1)
+    path, position = place(root, torn)
+    flip(path, position + HEAD.size + 100)
     calls = recorded(root, monkeypatch)
     seen: list[bytes] = []
     calls.watch = lambda: seen.append(path.read_bytes()[position:])
-    open_tiny(root).close()
+    with open_tiny(root) as store:
+        assert store.log.end_offset == torn
     zeroed = next(number for number, tail in enumerate(seen) if not any(tail))
-    vouched = next(
-        n for n, (name, at) in enumerate(calls.calls) if name == "rename" and "checkpoint" in at and n >= zeroed
-    )
-    assert ("fdatasync", str(path)) in calls.calls[zeroed:vouched]
+    assert ("fdatasync", str(path)) in calls.calls[zeroed : vouching(calls)]
+
+
+def test_what_a_kill_left_is_made_durable_before_a_checkpoint_vouches_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there to be read, but a power cut now would take it, and the log would end before what was vouched for."""
+    root = folder / "store"
+    offsets = killed_behind_a_checkpoint(root, 60)
+    calls = recorded(root, monkeypatch)
+    with open_tiny(root) as store:
+        assert store.log.end_offset > offsets[-1]
+    synced = {at for name, at in calls.calls[: vouching(calls)] if name == "fdatasync"}
+    assert {str(place(root, offset)[0]) for offset in offsets} <= synced
+    assert len(synced) > 2
 
 
 def test_the_checkpoint_vouches_for_what_was_there_before_the_flush(
