@@ -1,11 +1,11 @@
 """`repair`: whatever was damaged, afterwards the store is whole, every whole record is where it was, and nothing else
 has changed."""
 
+import contextlib
 import hashlib
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stratalog
+from golden.cases import golden_case
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
-from stratalog.layout.message import decode_record
+from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
+from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.queue import UNIT
-from stratalog.store.repair import repair
-from stratalog.store.repair_fill import LOST_PROPERTY
-from stratalog.store.repair_plan import RepairPlan, plan_repair
+from stratalog.layout.sysflag import Transaction
+from stratalog.store.disk import Disk
+from stratalog.store.recovery import Damage
+from stratalog.store.repair import QUARANTINE, UNFINISHED_COPY, repair
+from stratalog.store.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
+from stratalog.store.repair_plan import RepairPlan, plan_repair, split
+from stratalog.store.verify import verify
 
 FILE_SIZE = 16 * 1024
 SETTINGS: dict[str, Any] = {
@@ -231,3 +236,177 @@ def test_after_any_damage_a_repaired_store_is_whole_and_keeps_every_whole_record
                 length = max(action.size, action.cover.size if action.cover else 0)
                 after[start : start + length] = before[start : start + length]
         assert hashlib.sha256(after[: len(before)]).digest() == hashlib.sha256(before[: len(after)]).digest()
+
+
+@pytest.fixture
+def root(pristine: Pristine, tmp_path: Path) -> Path:
+    return pristine.copy(tmp_path / "store")
+
+
+def break_record(root: Path, record: Stored) -> None:
+    at = record.commit_log_offset
+    change(root / "commitlog" / f"{at // FILE_SIZE * FILE_SIZE:020d}", at % FILE_SIZE + HEAD.position("magic"), b"\0")
+
+
+def test_a_lost_message_leaves_a_placeholder_that_names_what_was_set_aside(root: Path, pristine: Pristine) -> None:
+    broken = max(pristine.records[:60], key=lambda record: len(record.data))
+    break_record(root, broken)
+    before = log_bytes(root)
+    plan = mend(root)
+    lost = LostMessage(broken.topic, broken.queue_id, broken.queue_offset)
+    assert plan.lost == [lost]
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        message = next(store.queue(broken.topic, broken.queue_id).read(broken.queue_offset, count=1))
+    assert message.queue_offset == broken.queue_offset
+    saved = root / QUARANTINE / f"{message.properties[LOST_PROPERTY]}.bytes"
+    assert saved.read_bytes() == before[broken.commit_log_offset :][: len(broken.data)]
+
+
+def test_a_repair_that_is_killed_at_any_step_is_done_again(root: Path, pristine: Pristine) -> None:
+    for number in (20, 21, 70, 159):
+        break_record(root, pristine.records[number])
+    files(root)[1].unlink()
+    whole = whole_offsets(root, pristine.records)
+
+    class Killed(BaseException):
+        pass
+
+    last = plan = plan_repair(root, settings=GIVEN)
+    lost = set(plan.lost)
+    for killed_at in range(len(plan.actions) + 1):
+        last = plan_repair(root, settings=GIVEN)
+
+        steps_left = [killed_at]
+
+        def step(_: str, left: list[int] = steps_left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+
+        with contextlib.suppress(Killed):
+            repair(last, step=step)
+    plan = plan_repair(root, settings=GIVEN)
+    assert repair(plan).ok
+    check_mended(root, pristine.records, whole, last)
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        there = {(*key, m.queue_offset) for key in QUEUES for m in store.queue(*key).read()}
+    assert {(m.topic, m.queue_id, m.queue_offset) for m in lost} <= there, "an offset is free again"
+
+
+def test_files_that_share_their_bytes_with_a_snapshot_are_copied_before_they_change(
+    root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    break_record(root, pristine.records[30])
+    shutil.copytree(root, tmp_path / "snapshot", copy_function=os.link)
+    before = log_bytes(tmp_path / "snapshot")
+    mend(root)
+    assert log_bytes(tmp_path / "snapshot") == before
+    assert log_bytes(root) != before
+
+
+def test_a_copy_that_was_killed_is_made_anew_and_another_directory_is_left_alone(
+    root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    break_record(root, pristine.records[30])
+    plan = plan_repair(root, settings=GIVEN)
+    target = tmp_path / "mended"
+    target.mkdir()
+    (target / UNFINISHED_COPY).touch()
+    (target / "half").touch()
+    assert repair(plan, to=target).ok
+    assert not (target / "half").exists()
+    assert not (target / UNFINISHED_COPY).exists()
+    with pytest.raises(ConfigurationError, match="not empty"):
+        repair(plan, to=target)
+    with pytest.raises(ConfigurationError, match="lies in the store"):
+        repair(plan, to=root / "inside")
+
+
+def test_configuration_comes_back_from_its_backup_and_what_was_there_is_kept(root: Path) -> None:
+    (root / "config").mkdir()
+    (root / "config" / "topics.json").write_text('{"topicCon')
+    (root / "config" / "topics.json.bak").write_text('{"topicConfigTable":{}}')
+    mend(root)
+    assert (root / "config" / "topics.json").read_text() == '{"topicConfigTable":{}}'
+    assert (root / QUARANTINE / "topics.json").read_text() == '{"topicCon'
+
+
+def test_a_store_that_changed_since_the_plan_is_not_touched(root: Path, pristine: Pristine) -> None:
+    break_record(root, pristine.records[30])
+    plan = plan_repair(root, settings=GIVEN)
+    os.utime(files(root)[0], ns=(1, 1))
+    with pytest.raises(ConfigurationError, match="plan again"):
+        repair(plan)
+
+
+def test_a_store_that_is_open_here_is_not_repaired(root: Path, pristine: Pristine) -> None:
+    break_record(root, pristine.records[30])
+    plan = plan_repair(root, settings=GIVEN)
+    release = Disk().lock(root / "lock")
+    try:
+        with pytest.raises(StoreLocked):
+            repair(plan)
+    finally:
+        release()
+
+
+def test_messages_lost_at_the_end_of_a_closed_store_keep_their_offsets(root: Path, pristine: Pristine) -> None:
+    last = pristine.records[-1]
+    break_record(root, last)
+    mend(root)
+    with stratalog.open(root, **SETTINGS) as store:
+        assert store.queue(last.topic, last.queue_id).put(b"next").queue_offset == last.queue_offset + 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    size=st.integers(SMALLEST, 3 * PIECE_SIZE_MAX) | st.integers(SMALLEST, 700),
+    lost=st.lists(st.builds(LostMessage, st.sampled_from(["t", "x" * 200]), st.just(0), st.integers(0, 9)), max_size=5),
+    closes=st.booleans(),
+    with_crc=st.booleans(),
+)
+def test_a_cover_fills_its_range_exactly_with_whole_records(
+    size: int, lost: list[LostMessage], closes: bool, with_crc: bool
+) -> None:
+    cover = Cover(1000, size, "name", 5, closes, with_crc)
+    offset, placed = cover.begin, []
+    for at, data in cover.pieces(lost):
+        assert at == offset
+        offset += len(data)
+        if closes and len(data) == 8:
+            break
+        record = decode_record(data)
+        assert (record.total_size, record.commit_log_offset, record.store_timestamp) == (len(data), at, 5)
+        if record.sys_flag != int(Transaction.ROLLBACK):
+            placed.append(LostMessage(record.topic.decode(), record.queue_id, record.queue_offset))
+    assert placed == lost[: len(placed)]
+    if not closes:
+        assert offset == cover.begin + size
+
+
+def test_a_damage_is_split_where_files_end() -> None:
+    assert split(Damage(90, 310, ""), 100) == [(90, 100), (100, 200), (200, 300), (300, 310)]
+    assert split(Damage(100, 200, ""), 100) == [(100, 200)]
+
+
+def test_a_log_without_one_whole_record_is_refused(root: Path) -> None:
+    for path in files(root):
+        path.write_bytes(os.urandom(FILE_SIZE))
+    before = log_bytes(root)
+    with pytest.raises(CorruptData, match="not one whole record"):
+        plan_repair(root, settings=GIVEN)
+    assert log_bytes(root) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["flip-body-abort", "flip-body-late-clean", "torn-cut-header-abort", "queues-cut-clean", "no-queues-clean",
+             "garbage-abort", "halt-5.5.0", "inner-batch", "lmq", "queue-ext", "prop-crc-5.5.0"],
+)  # fmt: skip
+def test_golden_stores_verify_clean_after_repair(name: str, tmp_path: Path) -> None:
+    case = golden_case(f"local/{name}")
+    conf = case.about["conf"]
+    given_settings = StoreSettings(max_hash_slot_num=conf["maxHashSlotNum"], max_index_num=conf["maxIndexNum"])
+    root = case.unpack_store(tmp_path)
+    report = repair(plan_repair(root, settings=given_settings))
+    assert report.problems == []
+    assert verify(root, settings=given_settings).ok
