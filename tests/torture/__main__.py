@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -28,13 +29,15 @@ def main() -> int:
     disk_folder = Path(tempfile.mkdtemp(prefix="torture-"))
     rows = []
     torture = Torture(given.seed, given.form == "full", folder, disk_folder, given.case)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the table so far is shown
     try:
         for name in wanted:
             what, function = ROWS[name]
             rows.append(run_row(name, what, function, torture))
-            sys.stderr.write(
-                f"{name}: {rows[-1].cases:,} cases, {rows[-1].failed} violations, {rows[-1].seconds:.1f} s\n"
-            )
+            done = rows[-1]
+            sys.stderr.write(f"{name}: {done.cases:,} cases, {done.failed} violations, {done.seconds:.1f} s\n")
+            if done.stopped:
+                break
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(disk_folder, ignore_errors=True)

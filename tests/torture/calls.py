@@ -133,7 +133,7 @@ def traced(torture: Torture, row: Row) -> None:
         raise NotHere("strace is not installed; the calls in this process were all tried")
     folder = torture.place("traced", on_disk=True)
     counts = _real_counts(strace, folder)
-    wanted = torture.count(3, 8)
+    wanted = torture.count(1, 8)
     for call in REAL_CALLS if torture.full else torture.chance("traced").sample(REAL_CALLS, 2):
         for number in sorted({1 + at * (counts[call] - 1) // max(1, wanted - 1) for at in range(wanted)}):
             if counts[call] and torture.wants(f"{call}/{number}"):

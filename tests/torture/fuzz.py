@@ -1,9 +1,11 @@
 """Decoders and whole stores under damaged bytes: our error or the right result, no hang, no crash, memory bounded."""
 
+import mmap
 import signal
 import subprocess
 import sys
 
+from torture.fuzz_process import NOTE_SIZE, fuzz, ring
 from torture.fuzz_targets import TARGETS
 from torture.report import Row, Torture
 
@@ -23,8 +25,24 @@ def stores(torture: Torture, row: Row) -> None:
 
 
 def _fuzz(torture: Torture, row: Row, name: str, count: int) -> None:
+    if torture.full:
+        _fuzz_apart(torture, row, name, count)
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with mmap.mmap(-1, NOTE_SIZE) as note:
+            finding = fuzz(name, str(torture.seed), range(count), note)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    row.cases += count
+    if finding:
+        row.violation(name, RuntimeError(finding))
+
+
+def _fuzz_apart(torture: Torture, row: Row, name: str, count: int) -> None:
+    """In a process of its own, which may crash."""
     note = torture.place("fuzz") / name
-    note.write_bytes(bytes(8))
+    note.write_bytes(bytes(NOTE_SIZE))
     first, left = 0, count
     if torture.only is not None:
         target, _, number = torture.only.partition("/")

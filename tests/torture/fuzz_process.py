@@ -23,6 +23,7 @@ from stratalog.kernels.warm import compile_all
 from torture.fuzz_targets import TARGETS, Target, make_store, use_store
 
 EXECUTION_SECONDS = 10.0
+NOTE_SIZE = 8
 MEMORY_SIZE_MAX = 12 << 30
 """Address space: what is asked for beyond raises MemoryError, which is a finding."""
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF)
@@ -133,6 +134,16 @@ def _restore(root: Path, files: dict[str, bytes], changed: list[str]) -> None:
         (root / name).write_bytes(files[name])
 
 
+def fuzz(name: str, seed: str, numbers: range, note: mmap.mmap) -> str | None:
+    """Run executions of a target, or of whole stores; returns the first finding."""
+    try:
+        if name == "store":
+            return fuzz_store(seed, numbers, note)
+        return fuzz_decoder(name, TARGETS[name], seed, numbers, note)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def ring(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"not done after {EXECUTION_SECONDS:g} s")
 
@@ -142,12 +153,8 @@ def main(name: str, seed: str, first: int, count: int, note_path: str) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_SIZE_MAX, MEMORY_SIZE_MAX))
     compile_all()  # what happens once would count as a hang
     signal.signal(signal.SIGALRM, ring)
-    with Path(note_path).open("r+b") as file, mmap.mmap(file.fileno(), 8) as note:
-        numbers = range(first, first + count)
-        if name == "store":
-            finding = fuzz_store(seed, numbers, note)
-        else:
-            finding = fuzz_decoder(name, TARGETS[name], seed, numbers, note)
+    with Path(note_path).open("r+b") as file, mmap.mmap(file.fileno(), NOTE_SIZE) as note:
+        finding = fuzz(name, seed, range(first, first + count), note)
     sys.stdout.write(finding or f"done {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}")
     return 1 if finding else 0
 

@@ -48,6 +48,7 @@ class Row:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def failed(self) -> int:
@@ -140,6 +141,9 @@ def run_row(name: str, what: str, function: RowFunction, torture: Torture) -> Ro
             row.violations.append(f"{what}: no case was run")
     except NotHere as reason:
         row.notes.append(f"NOT RUN HERE: {reason}")
+    except KeyboardInterrupt:
+        row.notes.append("STOPPED before its end")
+        row.stopped = True
     except Exception as error:  # noqa: BLE001 - the other rows are run all the same
         row.violation("the row itself", error)
     row.seconds = time.monotonic() - started
@@ -177,4 +181,4 @@ def show(rows: list[Row], torture: Torture) -> bool:
             left = len(row.violations) - VIOLATIONS_SHOWN
             write(f"  {f'and {left} more; ' if left > 0 else ''}repeat with: {row.repeat}\n")
     sys.stdout.flush()
-    return not any(row.failed for row in rows)
+    return not any(row.failed or row.stopped for row in rows)
