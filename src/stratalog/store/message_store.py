@@ -181,6 +181,8 @@ class MessageStore:
         if queue is None:
             if (topic, queue_id) not in self._dispatcher.queues and not is_light_name(topic):
                 check_queue(topic, queue_id)
+                if not self._disk.read_only:
+                    self.topic_table.check_known(topic)
             topic, queue_id = "".join(topic), int(queue_id)  # an enum's member is a name, not a str
             with self._queues_lock:
                 queue = self._queues.get((topic, queue_id))

@@ -62,19 +62,12 @@ class Topics:
             self.note, self._value = config.note, config.value
             self.configs = _configs_of(config.value)
 
-    def queue_type(self, topic: str) -> QueueType:
-        """The type of a topic's queues: as configured, else as its directory says, else SimpleCQ.
-
-        Raises `CorruptData` for a new topic while `topics.json` cannot be read: its type would be a guess.
-        """
-        config = self.configs.get(topic)
-        if config:
-            return config.queue_type
-        if self._has_queues(names.BATCH_CONSUME_QUEUE, topic):
-            return "BatchCQ"
-        if self.damage and not self._has_queues(names.CONSUME_QUEUE, topic):
+    def check_known(self, topic: str) -> None:
+        """Raise `CorruptData` for a topic that has no queue yet while `topics.json` cannot be read: its type would be a
+        guess."""
+        trees = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE)
+        if self.damage and not any(self._has_queues(tree, topic) for tree in trees):
             raise self.damage
-        return "SimpleCQ"
 
     def _has_queues(self, directory: str, topic: str) -> bool:
         return bool(self._disk.directories(self._root / directory / topic))
