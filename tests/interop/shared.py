@@ -18,9 +18,11 @@ from interop.views import (
     as_seen,
     assert_same,
     assert_same_answers,
+    at_risk,
     check_answers,
     java_reading,
     java_settings,
+    named_once,
     our_answers,
     our_reading,
     put_by_java,
@@ -33,8 +35,6 @@ from stratalog.errors import CorruptData
 from stratalog.layout.message import BLANK, MAGIC_BLANK, decode_record
 from stratalog.layout.names import ABORT, COMMIT_LOG
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.checkpoint import Checkpoint
-from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
 
 ODD = 0.1
@@ -85,7 +85,10 @@ class LogPrefix:
         now = self._read()
         for base, data in self._data.items():
             kept = min(max(self.end - base, 0), len(data))
-            assert now.get(base, b"")[:kept] == data[:kept], f"commitlog/{base:020d} changed before {self.end}"
+            there = now.get(base, b"")[:kept]
+            same = there == data[:kept]
+            first = base + next((at for at in range(kept) if there[at : at + 1] != data[at : at + 1]), 0)
+            assert same, f"commitlog/{base:020d} was changed at {first}, its whole records end at {self.end}"
         ends = {self.end, *(base for base in self._data if base >= self.end)}
         ends |= {base + len(data) for base, data in self._data.items() if base < self.end <= base + len(data)}
         assert end_offset in ends, f"the log ended at {self.end}, now at {end_offset}"
@@ -121,7 +124,7 @@ class Shared:
         self.flush = "async"
         self.ledger = Ledger()
         self.crashed = False
-        self.lost_ms: set[int] = set()
+        self.lost: list[range] = []
         self.tagged = True
         """Whether every side so far indexes tags: 5.4 began to, and what one side left out stays out."""
         self.reading: Reading = {}
@@ -177,7 +180,7 @@ class Shared:
         self.tagged &= rocketmq.has_tag_index
         prefix = LogPrefix(self.directory)
         if self.crashed:
-            self.lost_ms.add(Checkpoint.load(self.directory, Disk()).index_msg_timestamp)
+            self.lost.append(at_risk(self.directory, self.sizes, prefix.end))
         rocketmq.logged()
         opened = rocketmq.ask("open", directory=str(self.directory), settings=self.java_settings())
         assert opened["loaded"]
@@ -188,13 +191,13 @@ class Shared:
         self._check(java_reading(rocketmq))
         self._check_hidden(rocketmq.ask("look", offsets=prefix.hidden)["messages"])
         questions = self.questions(seed)
-        answers = rocketmq.ask("ask", questions=questions)["answers"]
+        answers = named_once(rocketmq.ask("ask", questions=questions)["answers"], self.hidden)
         self._check_answers(questions, answers, slack_ms=JAVA_SLACK_MS)
         with self.open_ours(rocketmq.compatibility, mode="r") as beside:
             assert_same(our_reading(beside), self.reading)
             our_own = our_answers(beside, questions)
         self._check_answers(questions, our_own)
-        if not self.lost_ms:
+        if not self.lost:
             assert_same_answers(questions, our_own, answers)
         sendings = some_in_batches(drafts(seed, count, odd=ODD), seed)
         self.crashed = bool(stop)
@@ -212,7 +215,7 @@ class Shared:
 
     def _check_answers(self, questions: list[Any], answers: list[list[int]], *, slack_ms: int = 0) -> None:
         hidden = self.hidden
-        check_answers(self.reading, questions, answers, lost_ms=self.lost_ms, hidden=hidden, slack_ms=slack_ms)
+        check_answers(self.reading, questions, answers, lost=self.lost, hidden=hidden, slack_ms=slack_ms)
 
     def questions(self, seed: int) -> list[dict[str, Any]]:
         return questions_about(self.reading, with_tags=self.tagged, seed=seed, limit=NO_LIMIT)
