@@ -1,6 +1,7 @@
 """`stratalog dump`: what is in a store's files, record by record."""
 
 import itertools
+import json
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
@@ -102,7 +103,8 @@ def _line(item: "Item", body: Body) -> str:
         count = f" ({item.values['count']:,} units)" if "count" in item.values else ""
         return f"{head}{size_text(item.size)}{count}"
     if "content" in item.values:
-        return head + escaped(str(_plain(item.values["content"])))
+        content = item.values["content"]
+        return head + (escaped(content) if isinstance(content, str) else json.dumps(_plain(content)))
     return head + "  ".join(f"{name} {_value_text(name, value)}" for name, value in item.values.items())
 
 
