@@ -4,6 +4,7 @@ import errno
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,16 +298,41 @@ def test_a_stored_batch_that_contradicts_itself_counts_as_one_message(
 
 def put_unchecked(store: MessageStore, properties: dict[str, str]) -> None:
     """As a broker might have stored it: the flags, and properties that do not fit them."""
-    log, queue = store.log, store.queue("batches")
-    record = Record(
-        topic=b"batches", body=TWO, properties=encode_properties(properties), sys_flag=INNER_FLAGS,
-        queue_offset=queue.next_offset, commit_log_offset=log.end_offset, store_timestamp=1,
-    )  # fmt: skip
+    queue = store.queue("batches")
+    text = encode_properties(properties)
+    write(store, Record(b"batches", TWO, text, sys_flag=INNER_FLAGS, queue_offset=queue.next_offset))
+    queue.next_offset += 1
+
+
+def write(store: MessageStore, record: Record) -> None:
+    """Write a record that no put would write."""
+    log = store.log
     with log.lock:
         position = log.position_for(record.total_size)
-        log.map[position : position + record.total_size] = record.encode()
+        placed = replace(record, commit_log_offset=log.end_offset, store_timestamp=1)
+        log.map[position : position + record.total_size] = placed.encode()
         log.end_offset += record.total_size
-        queue.next_offset += 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id"),
+    [(b"../../escaped", 0), (b"a/b", 0), (b"..", 0), (b"", 0), (b"\xff\xfe", 0), (b"t\0", 0), (b"t", -1)],
+)
+def test_a_record_whose_queue_can_be_no_directory_is_told_of_and_stops_nothing(
+    topic: bytes, queue_id: int, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    for kinds in (KINDS, {"enable_lmq": False, "enable_multi_dispatch": False}):
+        with opened(root, **kinds) as store:
+            for _ in range(2):
+                write(store, Record(topic, b"lost", queue_id=queue_id))
+            store.put("t", b"found")
+            assert [message.body for message in store.queue("t").read()][-1] == b"found"
+            assert store.queues() == [("t", 0)]
+            assert any("no such directory can be" in note for note in store.recovery.notes)
+    assert {path.name for path in (root / CONSUME_QUEUE).iterdir()} == {"t"}
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
+    assert verify(root).ok
 
 
 # -- what is damaged and comes back ------------------------------------------------------------------------------------
