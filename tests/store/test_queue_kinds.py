@@ -615,3 +615,24 @@ class FullDisk(Disk):
         if self.is_full:
             raise OSError(errno.ENOSPC, "no space left", str(path))
         super().create_sparse(path, size)
+
+
+def test_a_wrong_offset_in_the_newest_unit_of_a_batch_queue_is_noticed_also_where_no_seal_vouches(
+    tmp_path: Path,
+) -> None:
+    """The next message's offset would follow from it."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        fill(store)
+        before = contents(store)
+    whole = queues_of(root)
+    (root / "checkpoint").unlink()
+    file = max(path for path in (root / BATCH_CONSUME_QUEUE / "batches" / "0").iterdir() if any(path.read_bytes()))
+    data = bytearray(file.read_bytes())
+    newest = (len(data.rstrip(b"\0")) - 1) // BATCH_UNIT.size * BATCH_UNIT.size
+    data[newest + BATCH_UNIT.position("base_offset") + 3] ^= 1
+    file.write_bytes(data)
+    with opened(root) as store:
+        assert store.recovery.rebuilt
+        assert contents(store) == before
+    assert queues_of(root) == whole
