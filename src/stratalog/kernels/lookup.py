@@ -10,7 +10,6 @@ from stratalog.kernels.cpython import (
     WORD,
     add_to_list,
     forget_error,
-    integer_of,
     let_go,
     list_item,
     new_integer,
@@ -34,7 +33,7 @@ from stratalog.kernels.index import (
 )
 from stratalog.kernels.jit import Native, part
 from stratalog.kernels.memory import load_le_i64, prefetch, store_le_i64
-from stratalog.kernels.messages import SCRATCH, is_of, new_message
+from stratalog.kernels.messages import SCRATCH, integer_at, is_of, new_message, object_at
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte, named_values, properties_of, store_timestamp_of
 from stratalog.kernels.scan import TRUST, VERIFY, WHOLE, check_record
@@ -182,11 +181,6 @@ def _take_keys(
     return end
 
 
-@part
-def _argument(args: int, number: int) -> int:
-    return integer_of(load_le_i64(args + WORD * number))
-
-
 def _find_keys(self: int, args: int, count: int, names: int) -> int:
     """`find_keys(topic, keys, first, last, begin, end, limit, end_offset, table, out)`.
 
@@ -196,9 +190,9 @@ def _find_keys(self: int, args: int, count: int, names: int) -> int:
     record of the key that is not whole.
     """
     frame = stack()
-    topic, keys, out = load_le_i64(args), load_le_i64(args + WORD), load_le_i64(args + 9 * WORD)
-    first, last, begin, end = _argument(args, 2), _argument(args, 3), _argument(args, 4), _argument(args, 5)
-    limit, end_offset, table = _argument(args, 6), _argument(args, 7), _argument(args, 8)
+    topic, keys, out = object_at(args, 0), object_at(args, 1), object_at(args, 9)
+    first, last, begin, end = integer_at(args, 2), integer_at(args, 3), integer_at(args, 4), integer_at(args, 5)
+    limit, end_offset, table = integer_at(args, 6), integer_at(args, 7), integer_at(args, 8)
     name = text_address(topic, frame + _TOPIC_SIZE)
     if name == 0:
         return 0

@@ -48,6 +48,8 @@ _STORE_HOST, _REST_SIZE = HEAD.position("store_address"), HEAD.position("body_si
 _HOST_SIZE = HOST_V4.size
 
 _FIELDS = 14
+(_M_TOPIC, _M_QUEUE_ID, _M_QUEUE_OFFSET, _M_COMMIT_LOG_OFFSET, _M_STORE_SIZE, _M_BODY, _M_PROPERTIES, _M_BORN_TIMESTAMP,
+ _M_STORE_TIMESTAMP, _M_FLAG, _M_SYS_FLAG, _M_BODY_CRC, _M_BORN_HOST, _M_REST) = range(_FIELDS)  # fmt: skip
 _CLASS, _NONE, _REPLACE = range(3)
 SCRATCH = _FIELDS * WORD
 """A frame's first free byte behind the fields of a message."""
@@ -66,20 +68,20 @@ def new_message(owner: int, frame: int, record: int, topic: int) -> int:
     else:
         name, name_size = topic_of(record)
         topic = new_text(name, name_size, bytes_address(tuple_item(owner, _REPLACE)))
-    store_le_i64(frame, topic)
-    store_le_i64(frame + WORD, new_integer(load_i32(record + _QUEUE_ID)))
-    store_le_i64(frame + 2 * WORD, new_integer(load_i64(record + _QUEUE_OFFSET)))
-    store_le_i64(frame + 3 * WORD, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
-    store_le_i64(frame + 4 * WORD, new_integer(load_i32(record + _TOTAL_SIZE)))
-    store_le_i64(frame + 5 * WORD, new_bytes(body, body_size))
-    store_le_i64(frame + 6 * WORD, new_bytes(begin, end - begin))
-    store_le_i64(frame + 7 * WORD, new_integer(load_i64(record + _BORN_TIMESTAMP)))
-    store_le_i64(frame + 8 * WORD, new_integer(store_timestamp_of(record)))
-    store_le_i64(frame + 9 * WORD, new_integer(load_i32(record + _FLAG)))
-    store_le_i64(frame + 10 * WORD, new_integer(sys_flag))
-    store_le_i64(frame + 11 * WORD, new_integer(load_u32(record + _BODY_CRC)))
-    store_le_i64(frame + 12 * WORD, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
-    store_le_i64(frame + 13 * WORD, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
+    store_le_i64(frame + WORD * _M_TOPIC, topic)
+    store_le_i64(frame + WORD * _M_QUEUE_ID, new_integer(load_i32(record + _QUEUE_ID)))
+    store_le_i64(frame + WORD * _M_QUEUE_OFFSET, new_integer(load_i64(record + _QUEUE_OFFSET)))
+    store_le_i64(frame + WORD * _M_COMMIT_LOG_OFFSET, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
+    store_le_i64(frame + WORD * _M_STORE_SIZE, new_integer(load_i32(record + _TOTAL_SIZE)))
+    store_le_i64(frame + WORD * _M_BODY, new_bytes(body, body_size))
+    store_le_i64(frame + WORD * _M_PROPERTIES, new_bytes(begin, end - begin))
+    store_le_i64(frame + WORD * _M_BORN_TIMESTAMP, new_integer(load_i64(record + _BORN_TIMESTAMP)))
+    store_le_i64(frame + WORD * _M_STORE_TIMESTAMP, new_integer(store_timestamp_of(record)))
+    store_le_i64(frame + WORD * _M_FLAG, new_integer(load_i32(record + _FLAG)))
+    store_le_i64(frame + WORD * _M_SYS_FLAG, new_integer(sys_flag))
+    store_le_i64(frame + WORD * _M_BODY_CRC, new_integer(load_u32(record + _BODY_CRC)))
+    store_le_i64(frame + WORD * _M_BORN_HOST, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
+    store_le_i64(frame + WORD * _M_REST, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
     complete = True
     for field in range(_FIELDS):
         complete = complete and load_le_i64(frame + WORD * field) != 0
@@ -97,8 +99,15 @@ def is_of(record: int, topic: int, topic_size: int) -> bool:
 
 
 @part
-def _argument(args: int, number: int) -> int:
-    return integer_of(load_le_i64(args + WORD * number))
+def object_at(args: int, number: int) -> int:
+    """A positional arg."""
+    return load_le_i64(args + WORD * number)
+
+
+@part
+def integer_at(args: int, number: int) -> int:
+    """A positional arg that is an int of 64 bits."""
+    return integer_of(object_at(args, number))
 
 
 def _read_units(self: int, args: int, count: int, names: int) -> int:
@@ -109,10 +118,10 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
     number of the first unit that was not done. `queue_offset` is that of the first.
     """
     frame = stack()
-    units, topic, out = load_le_i64(args), load_le_i64(args + 6 * WORD), load_le_i64(args + 10 * WORD)
-    first, last, address = _argument(args, 1), _argument(args, 2), _argument(args, 3)
-    low, high, queue_id = _argument(args, 4), _argument(args, 5), _argument(args, 7)
-    queue_offset, room = _argument(args, 8), _argument(args, 9)
+    units, topic, out = object_at(args, 0), object_at(args, 6), object_at(args, 10)
+    first, last, address = integer_at(args, 1), integer_at(args, 2), integer_at(args, 3)
+    low, high, queue_id = integer_at(args, 4), integer_at(args, 5), integer_at(args, 7)
+    queue_offset, room = integer_at(args, 8), integer_at(args, 9)
     last = min(last, bytes_size(units) // _UNIT_SIZE)
     name = text_address(topic, frame)
     name_size = load_le_i64(frame)
@@ -149,12 +158,12 @@ def _read_record(self: int, args: int, count: int, names: int) -> int:
     `topic` is its topic if the caller knows it, else None."""
     frame = stack()
     address, position, end, base_offset = (
-        _argument(args, 0),
-        _argument(args, 1),
-        _argument(args, 2),
-        _argument(args, 3),
+        integer_at(args, 0),
+        integer_at(args, 1),
+        integer_at(args, 2),
+        integer_at(args, 3),
     )
-    topic, none = load_le_i64(args + 4 * WORD), tuple_item(self, _NONE)
+    topic, none = object_at(args, 4), tuple_item(self, _NONE)
     if check_record(address, position, end, base_offset, VERIFY) != WHOLE:
         keep(none)
         return none
