@@ -2,14 +2,16 @@
 
 import random
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stratalog
-from crash.faults import Cut, install
+from crash.faults import SYNCS, Cut, install
 from store.model import QUIET, Clock, bodies, check
+from stratalog.layout.index import HEADER, ITEM, items_position
 from stratalog.layout.queue import UNIT
 
 TINY: dict[str, Any] = QUIET | {
@@ -132,3 +134,48 @@ def test_new_files_and_names_are_durable_before_a_put_is_acknowledged(
         cut = calls.cut()
         cut.image(folder / "image", random.Random(0))
         assert sorted(path.name for path in (folder / "image" / "commitlog").iterdir()) == sorted(names)
+
+
+def test_a_stop_counts_as_clean_only_when_everything_is_durable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = install(monkeypatch, folder / "store")
+    store = stratalog.open(folder / "store", clock_ns=Clock(), **TINY)
+    for number in range(40):
+        store.put("t", body_of(number), keys=f"k{number}")
+    cuts: list[Cut] = []
+    calls.watch = lambda: cuts.append(calls.cut())
+    store.close()
+    monkeypatch.undo()
+    chance, clean_count = random.Random(SEED), 0
+    for number, cut in enumerate(cuts):
+        for again in range(4):
+            target = folder / f"image{number}-{again}"
+            cut.image(target, chance)
+            if not (target / "abort").exists() and (target / "commitlog").exists():
+                clean_count += 1
+                with stratalog.open(target, mode="r", **TINY) as reader:
+                    assert bodies(reader) == {("t", 0): [body_of(n) for n in range(40)]}
+    assert clean_count
+
+
+def test_items_of_the_index_are_durable_before_a_header_counts_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages reach the disk in any order: a header that was written with its items could be there alone."""
+    calls = install(monkeypatch, folder / "store")
+    states: dict[str, list[bytes]] = {}
+
+    def look() -> None:
+        name, path = calls.calls[-1]
+        if name in SYNCS and Path(path).parent.name == "index" and Path(path).is_file():
+            states.setdefault(path, []).append(Path(path).read_bytes())
+
+    calls.watch = look
+    with stratalog.open(folder / "store", clock_ns=Clock(), **TINY) as store:
+        for number in range(70):
+            store.put("t", body_of(number), keys=f"k{number}")
+    assert len(states) > 1
+    for durable in states.values():
+        for before, after in pairwise([bytes(len(durable[0])), *durable]):
+            for number in range(max(1, HEADER.unpack(before).next_item), HEADER.unpack(after).next_item):
+                at = items_position(TINY["max_hash_slot_num"]) + number * ITEM.size
+                assert before[at : at + ITEM.size] == after[at : at + ITEM.size], f"item {number} came with its header"

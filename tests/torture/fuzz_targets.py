@@ -85,8 +85,8 @@ def _seal(data: bytes) -> None:
 
 def _json(data: bytes) -> None:
     value = decode_loose_json(data)
-    if isinstance(value, dict):
-        assert decode_loose_json(encode_loose_json(value)) == value or "nan" in repr(value)
+    with suppress(TypeError):  # a value that no config file holds (a float) is read, and not written
+        assert decode_loose_json(encode_loose_json(value)) == value
 
 
 def _batch(data: bytes) -> None:

@@ -127,7 +127,7 @@ FAULTS_PLANTED = (
         "index header before its items", "store/index_file.py",
         "            self.mapped.sync()\n            self.mapped.map[: HEADER.size] =",
         "            self.mapped.map[: HEADER.size] =",
-        (POWER, OPENING),
+        (f"{POWER}::test_items_of_the_index_are_durable_before_a_header_counts_them",),
     ),
     Fault(
         "keys of a removed index file stay missing", "store/index_file.py",
@@ -139,7 +139,7 @@ FAULTS_PLANTED = (
         "                self._flush_all()\n                if self.index:\n",
         "                self._disk.remove(self.root / names.ABORT)\n"
         "                self._flush_all()\n                if self.index:\n",
-        (FAULTS, POWER, OPENING),
+        (f"{POWER}::test_a_stop_counts_as_clean_only_when_everything_is_durable",),
     ),
     Fault(
         "the lock is not taken", "store/disk.py",

@@ -174,6 +174,11 @@ class Writer:
                 raise TimeoutError(f"the writer stands still after {self._said.count(bytes(1))} lines")
             time.sleep(0.0005)
 
+    def told_by_now(self) -> "Told":
+        """What was told up to this moment."""
+        self.listen()
+        return told(self._said)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
