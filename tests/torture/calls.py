@@ -19,7 +19,7 @@ from crash.faults import SYNCS, Stopped, Syscalls, install
 from stratalog.errors import DiskFull, StoreFailed, StratalogError
 from stratalog.layout.names import SNAPSHOT
 from stratalog.store.message_store import MessageStore
-from torture.report import Lost, NotHere, Row, Torture, Undetected
+from torture.report import Lost, NotHere, Row, Torture, Undetected, environment
 from torture.smoke import Diary, body_of, compare_reopened, live
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
@@ -154,7 +154,7 @@ def traced(torture: Torture, row: Row) -> None:
 
 def _run_traced(root: Path, prefix: list[str]) -> list[str]:
     command = [*prefix, sys.executable, "-m", "torture.smoke_process", str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment())
     return done.stdout.split("\n")[:-1]
 
 

@@ -7,7 +7,7 @@ import sys
 
 from torture.fuzz_process import NOTE_SIZE, fuzz, ring
 from torture.fuzz_targets import TARGETS
-from torture.report import Row, Torture
+from torture.report import Row, Torture, environment
 
 MEMORY_MAX_KIB = 1 << 20
 """Resident; an idle process with everything imported has a fifth of it."""
@@ -62,7 +62,7 @@ def _fuzz_apart(torture: Torture, row: Row, name: str, count: int) -> None:
             str(left),
             str(note),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800, env=environment())
         if done.returncode == 0:
             row.cases += left
             resident = int(done.stdout.split()[1])

@@ -65,7 +65,7 @@ class Life:
 
 def kills(torture: Torture, row: Row) -> None:
     """Cycles of: write, kill, (open, kill,) open and compare. The stores are never started anew."""
-    cycles = torture.count(3, 76)
+    cycles = torture.count(2, 76)
     for kind, given in STORES.items():
         life = Life(torture.place("kills") / kind.replace(", ", "-").replace(" ", "-"), given)
         for cycle in range(cycles):

@@ -115,7 +115,7 @@ def disks(kind: str) -> Any:
     """The row of one kind of file system."""
 
     def cut_disks(torture: Torture, row: Row) -> None:
-        cycles = torture.count(2, 60)
+        cycles = torture.count(1, 60)
         with mounted(kind, torture.place(kind, on_disk=True)) as mount:
             for mode, given in DISK_STORES.items():
                 life = PoweredLife(mount.place / mode, given)

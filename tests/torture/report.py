@@ -6,6 +6,7 @@ what a case raises into a violation with the command that repeats it.
 """
 
 import contextlib
+import os
 import random
 import signal
 import sys
@@ -148,6 +149,12 @@ def run_row(name: str, what: str, function: RowFunction, torture: Torture) -> Ro
         row.violation("the row itself", error)
     row.seconds = time.monotonic() - started
     return row
+
+
+def environment() -> dict[str, str]:
+    """The environment for a process that imports what this one does."""
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 HEADINGS = ("what", "cases", "acknowledged lost", "wrong prefix", "undetected", "other", "seconds")
