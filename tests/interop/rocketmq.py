@@ -110,11 +110,12 @@ class RocketMQ:
         self.release = release
         self.compatibility: Release = "5.3" if release.startswith("5.3") else "5.5"
         self._log = directory / f"rocketmq-{release}.log"
+        self._scratch = directory / f"rocketmq-{release}.tmp"  # where it unpacks a library of 13 MB at each start
         self._classpath = f"{classes(release, sources)}:{jars(release)}/*"
         self._command = [
             tool("java"), *options, "-Duser.timezone=UTC",
             f"-Drmq.logback.configurationFile={HERE / 'java' / 'logback.xml'}", f"-Djudge.log={self._log}",
-            f"-Duser.home={directory}",
+            f"-Duser.home={directory}", f"-Djava.io.tmpdir={self._scratch}",
             *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "jdk.internal.ref")),
             *(f"--add-exports=java.base/{name}=ALL-UNNAMED" for name in ("sun.nio.ch", "jdk.internal.ref")),
             "-cp", self._classpath, main,
@@ -151,6 +152,7 @@ class RocketMQ:
     def start(self) -> None:
         """Start the process, if it does not run: it is up by the time that it is asked something."""
         if self._process is None:
+            self._scratch.mkdir(exist_ok=True)
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
             )
@@ -190,6 +192,7 @@ class RocketMQ:
                 if pipe:
                     pipe.close()
             self._process = None
+            shutil.rmtree(self._scratch)
 
     def close(self) -> None:
         self.stop()
