@@ -17,6 +17,7 @@ from stratalog.layout.index import HEADER, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
 from stratalog.store import log_scan, message_store, rederive
+from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, OpenFile
 from stratalog.store.rederive import Progress
 
@@ -572,3 +573,10 @@ def test_a_queue_file_that_a_power_cut_took_is_derived_again(state: str, folder:
         check(store)
         assert not store.recovery.rebuilt
         assert sum(map(len, bodies(store).values())) == 40
+
+
+def test_a_clean_stop_vouches_for_the_whole_index(folder: Path) -> None:
+    """RocketMQ removes, after a crash of its own, index files that end behind what the checkpoint vouches for."""
+    filled(folder, clean=True)
+    header = HEADER.unpack(index_files(folder)[-1].read_bytes())
+    assert Checkpoint.load(folder, Disk()).index_msg_timestamp == header.end_timestamp > 0

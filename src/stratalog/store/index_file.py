@@ -343,6 +343,7 @@ class Index:
         last = self.files[-1].header if self.files else np.zeros(len(HEADER.fields), np.int64)
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)
         self.files.append(IndexFile(self._disk.map(path), header))
+        self._kept = 0
 
     def offsets(self, topic: str, key: str, *, begin: int, end: int, loose: bool = False) -> Iterator[int]:
         """Log offsets of records that may carry the key and were stored in [begin, end] ms, newest first. With `loose`
@@ -371,7 +372,7 @@ class Index:
             size, taken = 8 * size, count
 
     def keep(self) -> None:
-        """Make the newest file's items durable, then its header: after a crash they are not indexed again.
+        """Make the newest file's items durable, then its header: after a stop they are not indexed again.
 
         Any thread may call it. Raises `StoreFailed`.
         """
@@ -397,11 +398,6 @@ class Index:
             raise failed(f"flush of {file.mapped.path}", error) from error
         self._kept = int(header[_NEXT_ITEM])
         self.flushed_timestamp = max(self.flushed_timestamp, int(header[_END_TIME]))
-
-    def close(self) -> None:
-        """Store the newest file's header and make the index durable."""
-        if self.files:
-            self.files[-1].store_header()
 
     def unmap(self) -> None:
         for file in self.files:

@@ -142,9 +142,9 @@ class MessageStore:
             self._futures.close()
         try:
             if not self._disk.read_only and not self.log.failure:
-                self._flush_all()
-                if self.index:
-                    self.index.close()
+                self._flush_log()
+                self.dispatch()
+                self._keep(closing=True)
                 store_snapshot(self.root, self._disk, self._dispatcher, self.log, self._dispatcher.snapshot()[1])
                 self._disk.remove(self.root / names.ABORT)
         except OSError as error:
@@ -355,7 +355,7 @@ class MessageStore:
         """What is derived from the log is made durable with it."""
         self._flush_all() if self._timed_flush.is_due() else self.dispatch()
 
-    def _keep(self) -> None:
+    def _keep(self, *, closing: bool = False) -> None:
         """Make durable what queues and index hold of the log, and vouch for it."""
         if self._disk.read_only:
             return
@@ -363,9 +363,9 @@ class MessageStore:
         self._flush_log()
         try:
             self._dispatcher.files.sync()
-            if progress.offset != self._checkpointed:
+            if closing or progress.offset != self._checkpointed:
                 self._keeps += 1
-                if self.index and not self._keeps % _KEEPS_PER_INDEX_HEADER:
+                if self.index and (closing or not self._keeps % _KEEPS_PER_INDEX_HEADER):
                     self.index.keep()
                 self._store_checkpoint(progress, seal)
         except (OSError, StoreFailed) as error:
