@@ -17,7 +17,16 @@ from stratalog.kernels.queue_table import (
 )
 from stratalog.kernels.queue_table import insert_queue as insert_queue
 from stratalog.kernels.queue_table import queue_hash as queue_hash
-from stratalog.kernels.record import SYS_FLAG, find_byte, named_values, properties_of, store_timestamp_of, topic_of
+from stratalog.kernels.record import (
+    PREFETCH_RECORDS,
+    SYS_FLAG,
+    find_byte,
+    named_values,
+    prefetch_around,
+    properties_of,
+    store_timestamp_of,
+    topic_of,
+)
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import HEAD
 from stratalog.layout.properties import NAME_END_BYTE, VALUE_END_BYTE, name_as_number
@@ -127,6 +136,8 @@ def build_units(
     0 unused. Returns (next record, `UnitStatus`); anything but DONE says what to do before calling again from there.
     """
     for i in range(first, count):
+        if i + PREFETCH_RECORDS < count:
+            prefetch_around(address + positions[i + PREFETCH_RECORDS])
         record = address + positions[i]
         rows_queue[i] = NO_ROW
         transaction = load_i32(record + SYS_FLAG) & TRANSACTION_MASK

@@ -5,9 +5,11 @@ from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import load_i32, load_i64, store_i32, store_i64
 from stratalog.kernels.queue_table import Int64Array
 from stratalog.kernels.record import (
+    PREFETCH_RECORDS,
     SYS_FLAG,
     find_byte,
     named_values,
+    prefetch_around,
     properties_of,
     store_timestamp_of,
     topic_of,
@@ -179,6 +181,8 @@ def put_keys(
     the number of its keys that are, for going on in a new file. The header is changed in memory only.
     """
     for i in range(first, count):
+        if i + PREFETCH_RECORDS < count:
+            prefetch_around(address + positions[i + PREFETCH_RECORDS])
         record, offset = address + positions[i], base_offset + positions[i]
         skipped, start_key = start_key, 0
         if offset < header[HEADER_END_OFFSET] or load_i32(record + SYS_FLAG) & TRANSACTION_MASK == _ROLLBACK:

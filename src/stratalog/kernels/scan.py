@@ -15,11 +15,13 @@ from stratalog.kernels.record import (
     BODY_SIZE,
     BODY_SIZE_SIZE,
     MAGIC,
+    PREFETCH_RECORDS,
     PROPERTIES_LENGTH_SIZE,
     SYS_FLAG,
     TOPIC_LENGTH_SIZE_V1,
     TOPIC_LENGTH_SIZE_V2,
     hosts_extra,
+    prefetch_around,
 )
 from stratalog.kernels.recordcrc import ABSENT, HOLDS, record_crc_state
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
@@ -143,9 +145,11 @@ def scan(
             return count, position, status
         if count == positions.size:
             return count, position, _FULL
-        positions[count] = position
-        sizes[count] = load_i32(address + position + _TOTAL_SIZE)
-        position += sizes[count]
+        size = load_i32(address + position + _TOTAL_SIZE)
+        positions[count], sizes[count] = position, size
+        position += size
+        if verify == TRUST:  # else the body is read, and the processor sees where that leads
+            prefetch_around(address + position + PREFETCH_RECORDS * size)
         count += 1
 
 

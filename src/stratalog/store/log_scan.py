@@ -19,7 +19,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 
 _PIECE_SIZE = 32 << 20
-_CHUNK_RECORDS = 1 << 16
+_CHUNK_RECORDS = 1 << 13
 _REACH = 8 << 20
 _ZERO_CHUNK = 1 << 20
 
