@@ -14,6 +14,8 @@ and is looked at too.
 """
 
 import contextlib
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -100,12 +102,13 @@ def load_queues(
 
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean.
     """
-    snapshot = _decoded(disk.read(root / names.SNAPSHOT)) if lock else None
-    if snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
-        for topic in snapshot.topics:
-            for queue in topic.queues:
-                _restore(snapshot, root, disk, dispatcher, topic.name, queue)
-        return True
+    with _without_collections():
+        snapshot = _decoded(disk.read(root / names.SNAPSHOT)) if lock else None
+        if snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
+            for topic in snapshot.topics:
+                for queue in topic.queues:
+                    _restore(snapshot, root, disk, dispatcher, topic.name, queue)
+            return True
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
@@ -115,6 +118,18 @@ def load_queues(
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
     return False
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Ten thousand queues at once are no garbage, but each thousand objects would have all of the process looked at."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def is_whole(stored: bytes) -> bool:
