@@ -99,7 +99,7 @@ def _line(item: "Item", body: Body) -> str:
     if item.kind == "damage":
         reason = str(item.values.get("reason", ""))
         return f"{head}{item.size:,} bytes cannot be read: {escaped(MEANING.get(reason, reason))}"
-    if item.kind in ("unwritten", "blank", "filler", "end", "empty"):
+    if item.kind in ("unwritten", "blank", "filler", "lost", "end", "empty"):
         count = f" ({item.values['count']:,} units)" if "count" in item.values else ""
         return f"{head}{size_text(item.size)}{count}"
     if "content" in item.values:

@@ -7,7 +7,7 @@ from pathlib import Path
 from stratalog.cli.place import open_local
 from stratalog.layout.message import decode_record
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, offset_name
-from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.queue import UNIT, is_filler
 from stratalog.store.message import Message, message_at
 
 PAUSE_S = 0.1
@@ -57,9 +57,9 @@ class _Follower:
     def new_messages(self) -> Iterator[Message]:
         """What was put since the last call."""
         while (unit := self._unit()) is not None:
-            commit_log_offset, size, _ = unit
+            commit_log_offset, size, tags_code = unit
             self._next += 1
-            if size != FILLER_SIZE:
+            if not is_filler(size, tags_code):
                 position = commit_log_offset % self._log_file_size
                 data = _read(self._log / offset_name(commit_log_offset - position), position, size)
                 decode_record(data)  # raises CorruptData for what is no whole record

@@ -110,7 +110,8 @@ store unrolls it, or keeps it as the body of one record.""",
         "ConsumeQueue",
         f"""\
 Unit number n of a queue stands at byte n × {queue.UNIT.size} of its files. A filler (size {queue.FILLER_SIZE:#x})
-stands where a queue begins in the middle of a file; a unit of size 0 is not written yet. A tags code at or below
+stands where a queue begins in the middle of a file; a unit with the tags code {queue.LOST_TAGS_CODE:#x} stands for a
+lost message and leads to the record of a neighbour; a unit of size 0 is not written yet. A tags code at or below
 {queue.EXTENSION_ADDRESS_MAX} is {queue.EXTENSION_ADDRESS_BASE} plus a byte offset in the extension's files. A unit of a
 BatchConsumeQueue covers several queue offsets.""",
         (queue.UNIT, queue.EXTENSION_UNIT, queue.EXTENSION_END, queue.BATCH_UNIT),

@@ -1,5 +1,10 @@
 """Units of the queues: ConsumeQueue, its extension, and BatchConsumeQueue."""
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from stratalog.layout.record import Field, Layout
 
 UNIT = Layout(
@@ -13,6 +18,9 @@ UNIT = Layout(
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 """Unit that stands where a queue begins in the middle of a file (ConsumeQueue.fillPreBlank)."""
+LOST_TAGS_CODE = 2**63 - 1
+"""Tags code of a unit that stands for a lost message: no hash, deliver time or address is that large. The unit leads to
+a neighbour's record, which RocketMQ delivers once more; it can do nothing with a filler in the middle of a queue."""
 
 BATCH_UNIT = Layout(
     "BatchConsumeQueue unit",
@@ -48,6 +56,28 @@ EXTENSION_END_SPACE = 4
 EXTENSION_ADDRESS_BASE = -(2**63)
 EXTENSION_ADDRESS_MAX = -(2**31) - 1
 """Tag codes are 32-bit hashes: anything at or below this is an address in the extension file."""
+
+
+def is_filler(size: int, tags_code: int) -> bool:
+    """Whether a unit stands for no message: one in front of a queue's first, or a lost one."""
+    return size == FILLER_SIZE or tags_code == LOST_TAGS_CODE
+
+
+def fillers(units: NDArray[Any]) -> NDArray[np.bool_]:
+    """`is_filler` of each of many units, plain ones or those of batches."""
+    found: NDArray[np.bool_] = (units["size"] == FILLER_SIZE) | (units["tags_code"] == LOST_TAGS_CODE)
+    return found
+
+
+def hide_lost(units: bytes) -> bytes:
+    """Plain units as a reader wants them: those of lost messages have FILLER_SIZE, so that nobody takes the record they
+    lead to for theirs."""
+    lost = np.frombuffer(units, UNIT.dtype)["tags_code"] == LOST_TAGS_CODE
+    if not lost.any():
+        return units
+    table = np.frombuffer(units, UNIT.dtype).copy()
+    table["size"][lost] = FILLER_SIZE
+    return table.tobytes()
 
 
 def is_extension_address(tags_code: int) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stratalog.errors import CorruptData
 from stratalog.layout.names import BATCH_CONSUME_QUEUE
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_SIZE_MAX, BATCH_UNIT, FILLER_SIZE
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_SIZE_MAX, BATCH_UNIT, LOST_TAGS_CODE, is_filler
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
@@ -54,7 +54,8 @@ class BatchQueue:
 
     def _contradicts(self, unit: Any) -> bool:
         """Whether the record says something else about offsets than the unit: nothing else vouches for it."""
-        if unit.size == FILLER_SIZE or not self._log.first_offset <= unit.commit_log_offset < self._log.end_offset:
+        is_inside = self._log.first_offset <= unit.commit_log_offset < self._log.end_offset
+        if is_filler(unit.size, unit.tags_code) or not is_inside:
             return False
         try:
             message = self._log.message(unit.commit_log_offset)
@@ -133,11 +134,15 @@ class BatchQueue:
         last = BATCH_UNIT.unpack(units, len(units) - _SIZE)
         self.end_offset = last.base_offset + last.batch_size
 
-    def skip_to(self, queue_offset: int, commit_log_offset: int) -> None:
-        """Keep offsets up to `queue_offset` from being given again: their messages were lost."""
+    def skip_to(self, queue_offset: int, place: tuple[int, int]) -> None:
+        """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
+        record before, or to `place`, as those of a `ConsumeQueue`."""
+        store_timestamp = 0
+        if self._end > self._first:
+            *place, _, store_timestamp = self._unit(self._end - 1)[:4]
         while self.end_offset < queue_offset:
             count = min(queue_offset - self.end_offset, BATCH_SIZE_MAX)
-            fields = commit_log_offset, FILLER_SIZE, 0, 0, self.end_offset, count, BATCH_COMPACTED_OFFSET, 0
+            fields = *place, LOST_TAGS_CODE, store_timestamp, self.end_offset, count, BATCH_COMPACTED_OFFSET, 0
             self.append(BATCH_UNIT.pack(*fields))
 
     def truncate(self, commit_log_offset: int) -> None:
@@ -154,6 +159,6 @@ class BatchQueue:
         """The newest unit that is no filler, None when there is none."""
         if self._end > self._first:
             unit = self._unit(self._end - 1)
-            if unit.size != FILLER_SIZE:
+            if not is_filler(unit.size, unit.tags_code):
                 return unit.commit_log_offset, unit.size, unit.tags_code
         return None

@@ -7,10 +7,11 @@ import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.layout.names import CONSUME_QUEUE, offset_name, offset_of
-from stratalog.layout.queue import FILLER, FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost, is_filler
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles as OpenFiles
 
+_IN_FRONT = UNIT.unpack(FILLER)
 _LOOK_BACK = 256
 """Units at the end of a file's data that are looked at together: more than a page of them."""
 
@@ -20,6 +21,7 @@ class ConsumeQueue:
 
     `end_offset` is the queue offset behind the last unit; the unit of offset q stands at byte `q * 20` of the queue's
     files together. A queue that begins in the middle (older messages had gone) is filled in front with filler units.
+    A lost message's unit leads to a neighbour's record (`LOST_TAGS_CODE`); `unit` and `units` give it out as a filler.
     Written by the dispatcher only; reads go through the file descriptor: a unit is visible once `end_offset` covers it.
     """
 
@@ -125,20 +127,26 @@ class ConsumeQueue:
         return self._starts[0] // UNIT.size if self._starts else 0
 
     def min_offset(self, log_min_offset: int) -> int:
-        """First queue offset whose record is still in the log; the end when none is (ConsumeQueue.correctMinOffset)."""
+        """Queue offset of the first message in the log; the end when there is none (ConsumeQueue.correctMinOffset;
+        there it may be that of a lost one)."""
         low, high = self.first_offset, self.end_offset
         while low < high:
             middle = (low + high) // 2
-            commit_log_offset, size, _ = self.unit(middle)
-            in_front = size == FILLER_SIZE and not commit_log_offset
-            if in_front or commit_log_offset < log_min_offset:
+            unit = self.unit(middle)
+            if unit == _IN_FRONT or unit[0] < log_min_offset:
                 low = middle + 1
             else:
                 high = middle
+        while low < self.end_offset and self.unit(low)[1] == FILLER_SIZE:
+            low += 1
         return low
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """commit_log_offset, size and tags code of one unit."""
+        commit_log_offset, size, tags_code = self._stored(queue_offset)
+        return commit_log_offset, FILLER_SIZE if is_filler(size, tags_code) else size, tags_code
+
+    def _stored(self, queue_offset: int) -> tuple[int, int, int]:
         position = queue_offset * UNIT.size
         start = self._file_start(position)
         return self._unit_in(start, (position - start) // UNIT.size)
@@ -148,7 +156,7 @@ class ConsumeQueue:
         return position - position % self.file_size
 
     def units(self, first: int, count: int) -> bytes:
-        """Raw units [first, first + count), cut at the end of the queue."""
+        """Units [first, first + count), cut at the end of the queue."""
         position, end = first * UNIT.size, min(first + count, self.end_offset) * UNIT.size
         pieces = []
         while position < end:
@@ -156,7 +164,7 @@ class ConsumeQueue:
             size = min(end, start + self.file_size) - position
             pieces.append(self._files.read(self._path(start), position - start, size))
             position += size
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return hide_lost(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def append(self, units: bytes | memoryview) -> None:
         """Write units behind the end."""
@@ -173,26 +181,38 @@ class ConsumeQueue:
         self.end_offset = position // UNIT.size
 
     def newest(self) -> tuple[int, int, int]:
-        """The unit before the end, filler or not; there must be one."""
+        """The unit before the end as it is stored, filler or not; there must be one."""
         end, unit = self._newest
         if end != self.end_offset:
             end = self.end_offset
-            unit = self.unit(end - 1)
+            unit = self._stored(end - 1)
             self._newest = end, unit
         return unit
 
-    def skip_to(self, queue_offset: int, commit_log_offset: int) -> None:
-        """Fill up to `queue_offset` with filler units: a new queue begins in the middle, or messages were lost.
+    def skip_to(self, queue_offset: int, place: tuple[int, int] | None) -> None:
+        """Fill up to `queue_offset`: a new queue begins in the middle, or messages were lost.
 
-        Fillers for lost messages carry a log offset between the neighbours', so that units stay in order.
+        The unit of a lost message leads to the record before it; where there is none, to `place` (log offset and size).
+        Without one nothing was lost.
         """
         start = self._file_start(queue_offset * UNIT.size)
         if not self._starts:
             self._create(start)
             self.end_offset = start // UNIT.size
-        filler = UNIT.pack(commit_log_offset, FILLER_SIZE, 0) if self.last_unit() else FILLER
+        place = self._place_before_end() or place
+        filler = UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER
         while self.end_offset < queue_offset:
             self.append(filler * min(queue_offset - self.end_offset, 4096))
+
+    def _place_before_end(self) -> tuple[int, int] | None:
+        """Log offset and size of the newest record that a unit leads to."""
+        for queue_offset in range(self.end_offset - 1, self.first_offset - 1, -1):
+            unit = self._stored(queue_offset)
+            if unit[1] != FILLER_SIZE:  # several mean that an earlier version filled up here
+                return unit[:2]
+            if unit == _IN_FRONT:
+                return None
+        return None
 
     def _create(self, start: int) -> None:
         self._files.create(self._path(start), self.file_size)
@@ -237,6 +257,6 @@ class ConsumeQueue:
         """The newest unit that is no filler, None when there is none."""
         if self.end_offset > self.first_offset:
             unit = self.newest()
-            if unit[1] != FILLER_SIZE:
+            if not is_filler(*unit[1:]):
                 return unit
         return None

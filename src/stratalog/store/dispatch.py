@@ -307,7 +307,12 @@ class Dispatcher:
             )
             return False
         if queue_offset > queue.end_offset:
-            queue.skip_to(queue_offset, commit_log_offset)
+            # Where the log is there from its beginning, what it does not have was lost, not removed. (A delayed message
+            # is not led to before its turn: it would be delivered then.)
+            is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
+            is_lost = is_lost and self._table.rows[row][QUEUE_KIND] != QueueKind.SCHEDULE
+            size = self._log.message(commit_log_offset).store_size
+            queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
 

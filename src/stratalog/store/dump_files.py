@@ -32,10 +32,11 @@ from stratalog.layout.queue import (
     BATCH_UNIT,
     EXTENSION_END,
     EXTENSION_UNIT,
-    FILLER_SIZE,
+    LOST_TAGS_CODE,
     UNIT,
     extension_position,
     is_extension_address,
+    is_filler,
 )
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
@@ -131,7 +132,7 @@ def _message_rows(data: bytes, position: int) -> Iterator[tuple[int, str, str, A
 
 
 def dump_queue(path: Path) -> Iterator[Item]:
-    """Units of a ConsumeQueue; those that are not written, and fillers, run by run."""
+    """Units of a ConsumeQueue; those that are not written, fillers, and those of lost messages run by run."""
     first = (offset_of(path.name) or 0) // UNIT.size
     yield from _units(path, UNIT, lambda number, unit: _unit(first + number, unit))
 
@@ -139,8 +140,8 @@ def dump_queue(path: Path) -> Iterator[Item]:
 def _unit(queue_offset: int, unit: Any) -> tuple[str, dict[str, Any]]:
     if not unit.size:
         return "unwritten", {}
-    if unit.size == FILLER_SIZE:
-        return "filler", {"queue_offset": queue_offset}
+    if is_filler(unit.size, unit.tags_code):
+        return "lost" if unit.tags_code == LOST_TAGS_CODE else "filler", {"queue_offset": queue_offset}
     values = {"queue_offset": queue_offset} | unit._asdict()
     if is_extension_address(unit.tags_code):
         values["extension_position"] = extension_position(unit.tags_code)
@@ -188,7 +189,7 @@ def _units(path: Path, layout: Layout, told: Callable[[int, Any], tuple[str, dic
                 number += whole // layout.size
 
     for kind, run in groupby(all_units(), key=lambda unit: unit[1]):
-        if kind in ("unwritten", "filler"):
+        if kind in ("unwritten", "filler", "lost"):
             number, _, values, _ = next(run)
             count = values.get("count", 1) + sum(more.get("count", 1) for _, _, more, _ in run)
             yield Item(kind, path, number * layout.size, count * layout.size, values | {"count": count})

@@ -24,6 +24,7 @@ from stratalog.layout.queue import (
     FILLER_SIZE,
     UNIT,
     extension_position,
+    fillers,
     is_extension_address,
 )
 from stratalog.store.batch_queue import BatchQueue
@@ -186,7 +187,7 @@ class ExtendedQueue(ConsumeQueue):
         """Write units that hold tags codes; with an extension these move there and the units get its addresses."""
         if self._extends:
             found = np.frombuffer(units, UNIT.dtype).copy()
-            mine = np.flatnonzero(found["size"] != FILLER_SIZE)
+            mine = np.flatnonzero(~fillers(found))
             message, codes = self._log.message, found["tags_code"][mine].tolist()
             times = [message(offset).store_timestamp for offset in found["commit_log_offset"][mine].tolist()]
             end = self._extension.end

@@ -16,7 +16,7 @@ from stratalog.layout.index import HEADER
 from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2
 from stratalog.layout.names import is_index_name, offset_name, offset_of
-from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT
+from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.config_files import TOPICS, read_config
@@ -225,6 +225,8 @@ class _Units:
                 low = middle + 1
             else:
                 high = middle
+        while low < self.end and is_filler((unit := self.unit(low)).size, unit.tags_code):
+            low += 1
         return low
 
     def close(self) -> None:

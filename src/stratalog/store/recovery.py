@@ -147,8 +147,14 @@ def recover(
     Rebuild(log, dispatcher, index, report.quarantined, found.marks, meter, keep).run(begin, report.end_offset)
     if report.quarantined:  # an offset that was given to a message is never given to another
         for queue, end in ((queue, end) for queue, end in ends.items() if queue.end_offset < end):
-            queue.skip_to(end, max(damage.end for damage in report.quarantined) - 1)
+            queue.skip_to(end, _nowhere(log))
     return report
+
+
+def _nowhere(log: CommitLog) -> tuple[int, int]:
+    """A place without a message for the units of a queue that lost all it had: over the end of a log file, before all
+    that will be put. RocketMQ passes over it, and over what else lies in that file."""
+    return max(0, (int(log.files[-1].path.name) if log.files else 0) - 1), 2
 
 
 def _check_belonging(log: CommitLog, dispatcher: Dispatcher, last: tuple[int, int, int] | None) -> None:

@@ -13,7 +13,7 @@ from stratalog.errors import CorruptData
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import HEAD, MAGIC_V2, TOPIC_LENGTH_V1, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, LMQ_PREFIX, offset_of
-from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
@@ -22,6 +22,8 @@ from stratalog.store.survey import FileSurvey
 from stratalog.store.verify_files import queue_directories
 
 _GATHER_COUNT = 1 << 14
+_SOMEWHERE = -1
+"""Place of a lost message whose unit was made by recovery."""
 _NUMBERS_MAX = 1 << 20
 """A jump of queue offsets by more is no damage of ours."""
 QueueKey = tuple[str, int]
@@ -94,7 +96,8 @@ class LostMessages:
         queue.end_offset = offset + size
 
     def _units_into_damage(self, root: Path, disk: Disk) -> Iterator[tuple[QueueKey, dict[int, int]]]:
-        """For each queue: log offsets, by queue offset, of the units that point into a damage."""
+        """For each queue: log offsets, by queue offset, of the units that point into a damage or stand for a lost
+        message."""
         for topic, queue_id, directory in queue_directories(root, CONSUME_QUEUE, disk):
             if topic in self._unnumbered or topic.startswith(LMQ_PREFIX):
                 continue
@@ -110,9 +113,11 @@ class LostMessages:
         units = np.fromfile(path, UNIT.dtype)
         offsets, sizes = units["commit_log_offset"].astype(np.int64), units["size"].astype(np.int64)
         number = np.searchsorted(self._begins, offsets, side="right") - 1
-        inside = (number >= 0) & (sizes > 0) & (sizes != FILLER_SIZE) & (offsets < self._ends[np.maximum(number, 0)])
+        inside = (number >= 0) & (sizes > 0) & ~fillers(units) & (offsets < self._ends[np.maximum(number, 0)])
         for unit in np.flatnonzero(inside).tolist():
             found[first + unit] = int(offsets[unit])
+        for unit in np.flatnonzero(units["tags_code"] == LOST_TAGS_CODE).tolist():
+            found[first + unit] = _SOMEWHERE
 
     def by_damage(self) -> dict[Damage, list[LostMessage]]:
         """What was in each damage, in the order of queues and their offsets. Call it when the whole log was taken."""
@@ -125,8 +130,8 @@ class LostMessages:
             queue, units = self._queues.get(names.get(key, (b"", -1))), self._units.get(key, {})
             for number, damages in self._of_queue(queue, units):
                 message = LostMessage(*key, number)
-                at = units.get(number)  # without a unit: where there is room, in order
-                choice = [d for d in damages if (at < d.end if at is not None else room[d] >= Cover.room_for(message))]
+                at = units.get(number, _SOMEWHERE)  # without a place: where there is room, in order
+                choice = [d for d in damages if (at < d.end if at >= 0 else room[d] >= Cover.room_for(message))]
                 chosen = (choice or damages[-1:])[0]
                 lost[chosen].append(message)
                 room[chosen] -= Cover.room_for(message)
@@ -135,7 +140,7 @@ class LostMessages:
     def _of_queue(self, queue: _Queue | None, units: dict[int, int]) -> Iterator[tuple[int, list[Damage]]]:
         """Numbers that are missing, and the damages that each may have been in."""
         spans = list(queue.jumps) if queue else []
-        in_front = [number for number in units if queue is None or number < queue.first_number]
+        in_front = [n for n, at in units.items() if at >= 0 and (queue is None or n < queue.first_number)]
         behind = [number for number in units if queue and number >= queue.next_number]
         if in_front:
             first, end = min(in_front), queue.first_number if queue else max(in_front) + 1

@@ -10,7 +10,7 @@ from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_FLAGS, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, names_light_queue
 from stratalog.layout.message import crc_of
-from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER_SIZE, UNIT, is_filler
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.message import Message
@@ -55,7 +55,7 @@ def batch_messages(queue: "Queue", units: BatchQueue, start: int, left: int, fol
                 return
             time.sleep(_FOLLOW_PAUSE_S)
         for unit in found:
-            members = _members(queue, unit) if unit.size != FILLER_SIZE else []
+            members = [] if is_filler(unit.size, unit.tags_code) else _members(queue, unit)
             for message in members:
                 if left > 0 and message.queue_offset >= start:
                     yield message

@@ -24,7 +24,7 @@ from stratalog.layout.names import (
     offset_of,
     queue_id_of,
 )
-from stratalog.layout.queue import FILLER_SIZE, UNIT, is_extension_address
+from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_filler
 from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.dispatch import QueueTable, may_be_lost
 from stratalog.store.extension import ExtensionFiles
@@ -242,7 +242,7 @@ class QueueCheck:
                 )  # fmt: skip
                 return False
             stored = queue.files.units(queue.next, queue_offset - queue.next)
-            known = (stored["size"] == FILLER_SIZE) | self._is_damaged(stored)
+            known = fillers(stored) | self._is_damaged(stored)
             for number in np.flatnonzero(~known).tolist():
                 self._add(queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]))
             queue.next = queue_offset
@@ -279,7 +279,7 @@ class QueueCheck:
 
     def _check_unclaimed(self, files: _QueueFiles, first: int, stored: Units) -> None:
         report = self._report
-        known = (stored["size"] == 0) | (stored["size"] == FILLER_SIZE) | self._is_damaged(stored)
+        known = (stored["size"] == 0) | fillers(stored) | self._is_damaged(stored)
         known |= stored["commit_log_offset"] < report.log_begin
         if not report.clean:  # a power cut may take the log's last pages and leave the queue's
             known |= stored["commit_log_offset"] >= report.log_end
@@ -306,7 +306,7 @@ def _topic_of(record: Record) -> str:
 def _told(unit: np.void) -> str:
     if not unit["size"]:
         return "no unit (zeros)"
-    if unit["size"] == FILLER_SIZE:
-        return "a filler unit"
     commit_log_offset, size, tags_code = unit.item()
+    if is_filler(size, tags_code):
+        return "a filler unit"
     return f"log offset {commit_log_offset:,}, size {size:,}, tags code {tags_code}"

@@ -14,7 +14,7 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
 from stratalog.layout.message import Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, FILLER_SIZE, UNIT
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.verify_report import REBUILD, Problem, VerifyReport
@@ -87,9 +87,7 @@ class SpecialQueues:
     def _compare(self, name: str, queue: _Expected) -> None:
         report, layout = self._report, queue.layout
         stored, places = self._stored(queue)
-        real = (
-            (stored["size"] != 0) & (stored["size"] != FILLER_SIZE) & (stored["commit_log_offset"] >= report.log_begin)
-        )
+        real = (stored["size"] != 0) & ~fillers(stored) & (stored["commit_log_offset"] >= report.log_begin)
         if not report.clean:  # a power cut may take the log's last pages and leave the queue's
             real &= stored["commit_log_offset"] < report.log_end
         known = {
