@@ -22,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(folder if folder in MARKER_FOLDERS else "unit")
 
 
+def pytest_sessionstart() -> None:
+    """A machine without compiled kernels compiles them now: no test has a compiler in it or beside it."""
+    from stratalog.kernels import aside, warm
+
+    if not aside.is_complete():
+        warm.compile_all()
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """The run's one Spark session. C1 only: the JVM starts in half the time and nobody waits for fast code."""

@@ -20,8 +20,8 @@ ROTTEN = 17
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the native readers, and with what stands in for them on an interpreter without a GIL."""
     if request.param == "python":
-        monkeypatch.setattr(reading, "HOLDS_THE_GIL", False)
-        monkeypatch.setattr(lookup, "HOLDS_THE_GIL", False)
+        monkeypatch.setattr(reading, "ready_or_started", lambda: False)
+        monkeypatch.setattr(lookup, "ready_or_started", lambda: False)
 
 
 def filled(open_store: OpenStore) -> MessageStore:

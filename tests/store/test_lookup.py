@@ -65,7 +65,7 @@ def test_many_keys_natively_one_by_one_and_in_python_agree(
             many = store.query_many(topic, asked, begin=begin, end=end, limit=limit)
             assert many == {key: store.query(topic, key=key, begin=begin, end=end, limit=limit) for key in asked}
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(lookup, "HOLDS_THE_GIL", False)
+                patch.setattr(lookup, "ready_or_started", lambda: False)
                 assert many == store.query_many(topic, asked, begin=begin, end=end, limit=limit)
 
 

@@ -31,8 +31,12 @@ ConfOption = Annotated[Path | None, typer.Option("--conf", metavar="FILE", help=
 def open_local(
     path: Path, *, mode: Literal["r", "w"] = "r", given: Sequence[str] | None = None, conf: Path | None = None
 ) -> "MessageStore":
-    """Open a local store with the settings of the command line, those of a broker.conf, or what its files show."""
-    warm_up()
+    """Open a local store with the settings of the command line, those of a broker.conf, or what its files show.
+
+    To put needs nothing compiled: only who reads waits for that.
+    """
+    if mode == "r":
+        warm_up()
     import stratalog
 
     return stratalog.open(path, mode=mode, settings=settings_of(given, conf))
@@ -77,9 +81,9 @@ def warm_up(*, load: bool = False) -> None:
 
     `load` loads all of them now (a quarter of a second), so that no latency measured later contains it.
     """
-    from stratalog.kernels.jit import CACHE_DIRECTORY
+    from stratalog.kernels import aside, jit
 
-    is_cold = bool(CACHE_DIRECTORY) and not Path(CACHE_DIRECTORY).exists()
+    is_cold = bool(jit.CACHE_DIRECTORY) and not aside.is_complete()
     if is_cold:
         tell("compiling kernels (once)")
     if is_cold or load:

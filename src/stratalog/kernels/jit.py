@@ -60,10 +60,19 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Kernels take int64 addresses and a few arrays: an address costs nothing to pass, an array about 0.2 µs. Division
     by zero is not checked and array indices are not either.
     """
+    return cast(Callable[_P, _R], _cached(lambda cache: numba.njit(cache=cache, **_OPTIONS)(function)))
+
+
+def _cached(decorate: Callable[[bool], Any]) -> Any:
+    """What numba makes, kept in our directory; not kept at all where nothing can be written."""
     kept = _config.CACHE_DIR
     _config.CACHE_DIR = CACHE_DIRECTORY or kept  # numba reads it while decorating
     try:
-        return cast(Callable[_P, _R], numba.njit(cache=True, **_OPTIONS)(function))
+        return decorate(True)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        return decorate(False)
     finally:
         _config.CACHE_DIR = kept
 
@@ -101,7 +110,8 @@ class Native:
     The function gets (self, args, number of positional args, names of the keyword args) as CPython's fastcall passes
     them: addresses of objects, borrowed. It returns the address of a new reference, or 0 with an exception set; see
     `stratalog.kernels.cpython` for what it may call. What `bind` gets becomes `self` and lives as long as the builtin.
-    Compiled at the first `bind`, cached on disk. Any thread may bind.
+    Compiled at the first `bind`, cached on disk; `stratalog.kernels.aside` says whether that would take seconds. Any
+    thread may bind.
     """
 
     def __init__(self, function: Callable[[int, int, int, int], int]) -> None:
@@ -123,12 +133,8 @@ class Native:
         return cast(Callable[..., Any], make(ctypes.addressof(definition), owner, None))
 
     def _compiled(self) -> _MethodDef:
-        kept = _config.CACHE_DIR
-        _config.CACHE_DIR = CACHE_DIRECTORY or kept
-        try:
-            code = numba.cfunc(types.int64(*[types.int64] * 4), cache=True, error_model="numpy")(self.function)
-        finally:
-            _config.CACHE_DIR = kept
+        signature = types.int64(*[types.int64] * 4)
+        code = _cached(lambda cache: numba.cfunc(signature, cache=cache, error_model="numpy")(self.function))
         name, text = self.function.__name__.strip("_").removesuffix("_entry"), self.function.__doc__ or ""
         definition = _MethodDef(name.encode(), code.address, _METHOD_FAST | _METHOD_KEYWORDS, text.encode())
         for needed in (definition, code):  # a builtin may outlive this module at the interpreter's end

@@ -3,13 +3,14 @@
 What is compiled is cached on disk (`jit.CACHE_DIRECTORY`): on a machine that ran once, this only loads.
 """
 
+import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
+from stratalog.kernels import aside
 from stratalog.kernels.columns import decode_arrow
 from stratalog.kernels.crc32 import crc32
 from stratalog.kernels.dispatch import build_units, insert_queue, scatter
@@ -37,17 +38,36 @@ def compile_all() -> float:
     On an empty cache a second process compiles half of them: numba compiles on one core.
     """
     started = time.perf_counter()
-    is_cold = bool(CACHE_DIRECTORY) and not Path(CACHE_DIRECTORY).exists()
-    second = subprocess.Popen([sys.executable, "-c", _SECOND_HALF]) if is_cold else None
-    _follow_a_message()
+    is_cold = bool(CACHE_DIRECTORY) and not aside.is_complete()
+    second = subprocess.Popen([sys.executable, "-c", _SECOND_HALF.format(path=sys.path)]) if is_cold else None
+    _bind_natives()
     if second:
         second.wait()
+    _follow_a_message()
     _index_nothing()
-    _bind_natives()
+    aside.set_complete()
     return time.perf_counter() - started
 
 
-_SECOND_HALF = "from stratalog.kernels import warm; warm._index_nothing(); warm._bind_natives()"
+_SECOND_HALF = (
+    "import sys; sys.path[:] = {path!r}; from stratalog.kernels import warm; "
+    "warm._follow_a_message(); warm._index_nothing()"
+)
+
+
+def compile_aside() -> None:
+    """What the process does that `aside` starts: everything, with what a put misses first; nothing where one does."""
+    if aside.lock() is None:
+        return
+    aside.end_with_parent()
+    os.nice(_LOWEST_PRIORITY)
+    _bind_natives()
+    _follow_a_message()
+    _index_nothing()
+    aside.set_complete()
+
+
+_LOWEST_PRIORITY = 19
 
 
 def _follow_a_message() -> None:

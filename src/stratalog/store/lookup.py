@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stratalog.errors import ConfigurationError, IllegalMessage
 from stratalog.kernels import lookup as native
-from stratalog.kernels.jit import HOLDS_THE_GIL
+from stratalog.kernels.aside import ready_or_started
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index, IndexFile
@@ -74,7 +74,7 @@ class Lookup:
         begin, end, limit = max(begin, _TIME_MIN), min(end, TIME_MAX), min(limit, TIME_MAX)
         found: list[list[Message]] = []
         while len(found) < len(keys):
-            if HOLDS_THE_GIL:
+            if ready_or_started():
                 self._add_natively(topic, keys, found, begin, end, limit)
             if len(found) < len(keys):  # what the native look-up leaves over
                 found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, DiskFull, IllegalMessage, StoreFailed, StratalogError
 from stratalog.kernels import put as native_put
+from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.put_words import StoreWords
 from stratalog.layout import names
 from stratalog.layout.light import is_light_name
@@ -62,6 +63,7 @@ class MessageStore:
         self._release: Callable[[], None] | None = None
         self._queues: dict[tuple[str, int], Queue] = {}
         self._words: StoreWords | None = None
+        self._awaiting: list[Queue] = []
         self._queues_lock = threading.Lock()
         self._futures: LoopCommit | None = None
         self._threads: list[Periodic] = []
@@ -191,15 +193,21 @@ class MessageStore:
                     end = self._dispatcher.queue(topic, queue_id).end_offset
                     queue = self._queues[topic, queue_id] = Queue(self, topic, queue_id, end)
                     if queue.is_native:
-                        self._put_natively(queue)
+                        self._awaiting.append(queue)
+                        self._bind_natives()
         return queue
 
-    def _put_natively(self, queue: Queue) -> None:
-        """Let compiled code stand before `put` for this queue."""
+    def _bind_natives(self) -> None:
+        """Let compiled code stand before `put` of the queues that await it, if it is there; called under their lock."""
+        if not self._awaiting or not ready_or_started():
+            return
         if self._words is None:
             self._words = StoreWords(self.put)
             vars(self)["put"] = native_put.put.bind(self._words.owner)
-        self._words.add(queue.topic, queue.queue_id, queue.words)
+        while self._awaiting:
+            queue = self._awaiting.pop()
+            queue.bind_native()
+            self._words.add(queue.topic, queue.queue_id, queue.words)
 
     def put(
         self,
@@ -352,7 +360,10 @@ class MessageStore:
             self._flush_log()
 
     def _keep_when_due(self) -> None:
-        """What is derived from the log is made durable with it."""
+        """What is derived from the log is made durable with it. Queues whose puts are compiled by now are told."""
+        if self._awaiting:
+            with self._queues_lock:
+                self._bind_natives()
         self._flush_all() if self._timed_flush.is_due() else self.dispatch()
 
     def _keep(self, *, closing: bool = False) -> None:

@@ -92,9 +92,7 @@ class Queue:
         )  # fmt: skip
         may_be_plain = bool(self.is_plain or self._marker)
         self.is_native = may_be_plain and HOLDS_THE_GIL and not self._log.failure and not self._seals
-        """Whether its messages are put by compiled code as long as they are plain."""
-        if self.is_native:
-            self._bind_native()
+        """Whether its messages are put by compiled code as long as they are plain, once that is compiled."""
 
     def __repr__(self) -> str:
         return f"<Queue {self.topic}/{self.queue_id}>"
@@ -110,8 +108,11 @@ class Queue:
     def next_offset(self, offset: int) -> None:
         self.words.view[NEXT_OFFSET] = offset
 
-    def _bind_native(self) -> None:
-        """Let compiled code stand before the three ways to put: it does what is plain, and calls them for the rest."""
+    def bind_native(self) -> None:
+        """Let compiled code stand before the three ways to put: it does what is plain, and calls them for the rest.
+
+        Called once; other threads may be putting.
+        """
         self.words.set_objects(
             CLOCK,
             self._clock_ns,
@@ -124,9 +125,9 @@ class Queue:
             Receipts,
             self,
         )
-        vars(self)["put"] = native_put.put.bind(self.words.owner)
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
         vars(self)["put_many"] = put_many.bind(self.words.owner)
+        vars(self)["put"] = native_put.put.bind(self.words.owner)
 
     def put(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.kernels import messages as native
-from stratalog.kernels.jit import HOLDS_THE_GIL
+from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.disk import MappedFile
@@ -86,7 +86,7 @@ def _read_units(
         return number
     base = commit_log_offset - position
     view = borrowed(file)
-    if HOLDS_THE_GIL:
+    if ready_or_started():
         return _natives()[0](
             units, number, len(units), view.ctypes.data, base, base + file.size, queue.topic, queue.queue_id,
             start + number, _CHUNK_SIZE, messages,
@@ -129,7 +129,7 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
 
 def _checked(file: MappedFile, position: int, base_offset: int, topic: str | None) -> Message | None:
     view = borrowed(file)
-    if HOLDS_THE_GIL:
+    if ready_or_started():
         return _natives()[1](view.ctypes.data, position, file.size, base_offset, topic)
     return None if _status(file, position, base_offset) is not None else message_at(file.map, position, topic)
 

@@ -1,0 +1,106 @@
+"""Compiling beside the work: nobody waits for a `Native`.
+
+As long as the natives are not compiled on this machine, the functions in Python that stand behind them serve. The first
+one that misses them starts a process of lowest priority that compiles everything into the cache on disk; it says
+nothing, ends with the process that started it (the next goes on where it was), and one at a time runs on a machine.
+When it is done, `ready` says so, here and in every later process.
+"""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import llvmlite.binding
+import numba
+
+from stratalog.kernels import jit
+
+_COMPLETE, _BUSY = "complete", "compiling"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from stratalog.kernels.warm import compile_aside; compile_aside()"
+_state: dict[str, bool] = {}
+_starting = threading.Lock()
+
+
+def ready() -> bool:
+    """Whether natives can be bound without waiting for a compiler. As long as they cannot, a file is looked for."""
+    if not jit.HOLDS_THE_GIL:
+        return False
+    if not _state.get(jit.CACHE_DIRECTORY):
+        _state[jit.CACHE_DIRECTORY] = is_complete()
+    return _state[jit.CACHE_DIRECTORY]
+
+
+def ready_or_started() -> bool:
+    """`ready`; where they are not, a process has been started that compiles them, if one can be."""
+    if ready():
+        return True
+    if jit.HOLDS_THE_GIL:
+        _start()
+    return False
+
+
+def is_complete() -> bool:
+    """Whether everything has been compiled on this machine, for this interpreter."""
+    return bool(jit.CACHE_DIRECTORY) and _file(_COMPLETE).exists()
+
+
+def set_complete() -> None:
+    """Everything is compiled: in this process, and on disk if there is a place for it."""
+    _state[jit.CACHE_DIRECTORY] = True
+    with contextlib.suppress(OSError):
+        if jit.CACHE_DIRECTORY:
+            _file(_COMPLETE).touch()
+
+
+def lock() -> int | None:
+    """Become the machine's one process that compiles aside, until it ends; None when another one is."""
+    import fcntl
+
+    Path(jit.CACHE_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    file = os.open(_file(_BUSY), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _file(what: str) -> Path:
+    """numba's cache, too, is one for each of these."""
+    own = (sys.implementation.cache_tag, numba.__version__, llvmlite.binding.get_host_cpu_name())
+    return Path(jit.CACHE_DIRECTORY) / "-".join((what, *map(str, own)))
+
+
+def _start() -> None:
+    """Start the process, once. Whatever prevents that, the work goes on without natives until `warm.compile_all`."""
+    if not _starting.acquire(blocking=False):
+        return
+    if not jit.CACHE_DIRECTORY or not sys.executable or getattr(sys, "frozen", False):
+        return
+    with contextlib.suppress(OSError, ImportError):
+        held = lock()
+        if held is not None:
+            os.close(held)  # the child takes it
+            command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
+            null = subprocess.DEVNULL
+            atexit.register(_end, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null))
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    child.kill()
+    child.wait()
+
+
+def end_with_parent() -> None:
+    """Let this process end as soon as nobody holds the other end of its standard input."""
+
+    def follow() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
