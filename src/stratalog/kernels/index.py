@@ -84,7 +84,14 @@ CLOCK_STEP_MS_MAX = 86_400_000
 
 @part
 def next_match(
-    items_address: int, number: int, above: int, begin_timestamp: int, key_hash: int, begin: int, end: int, steps: int,
+    items_address: int,
+    number: int,
+    above: int,
+    begin_timestamp: int,
+    key_hash: int,
+    begin: int,
+    end: int,
+    steps: int,
     loose: bool,
 ) -> tuple[int, int]:
     """The newest item from `number` on with this hash whose time (ms, cut to seconds) lies in [begin, end]; 0 for none.
