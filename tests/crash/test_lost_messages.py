@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,10 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def damaged(folder: Path, *lost: int, topic: str = "t") -> Path:
+def damaged(folder: Path, *lost: int, **settings: Any) -> Path:
     """A store as a crash leaves it, in which these messages of one queue are damaged."""
-    with stratalog.open(folder / "running", **TINY) as store:
-        offsets = [store.put(topic, body_of(n), keys=[f"k{n}"], tags="a").commit_log_offset for n in range(COUNT)]
+    with stratalog.open(folder / "running", **TINY | settings) as store:
+        offsets = [store.put("t", body_of(n), keys=[f"k{n}"], tags="a").commit_log_offset for n in range(COUNT)]
         offsets.append(store.put(LOST_QUEUE, b"the only one").commit_log_offset)
         for number in range(5):
             store.put(OTHER, body_of(number))
@@ -113,6 +114,38 @@ def test_a_queue_that_lost_all_it_had_leads_nowhere_and_goes_on(folder: Path) ->
         assert UNIT.unpack(data) == (newest - 1, 2, LOST_TAGS_CODE)  # over the end of the file before
         assert store.put(LOST_QUEUE, b"next").queue_offset == 1
         assert [message.queue_offset for message in queue.read()] == [1]
+
+
+@pytest.mark.parametrize("lost", [MIDDLE, END], ids=["middle", "end"])
+def test_the_unit_of_a_lost_message_has_no_extension(lost: tuple[int, ...], folder: Path) -> None:
+    root = damaged(folder, *lost, enable_consume_queue_ext=True)
+    for is_clean in (False, True):
+        with stratalog.open(root, **TINY, enable_consume_queue_ext=True) as store:
+            assert not (is_clean and store.recovery.rebuilt)
+            queue = store.queue("t")
+            assert [message.queue_offset for message in queue.read()] == left(*lost)
+            assert queue.estimate_count(tags="a") == len(left(*lost))
+    assert {units_of(root)[number][2] for number in lost} == {LOST_TAGS_CODE}
+
+
+def test_batches_lost_at_the_end_keep_their_offsets(folder: Path) -> None:
+    with stratalog.open(folder / "running", **TINY) as store:
+        store.create_topic("batches", queues=1, queue_type="BatchCQ")
+        queue = store.queue("batches", 0)
+        offsets = [queue.put_batch([b"one", b"two"], unique_key=f"{n}").commit_log_offset for n in range(10)]
+        store.put(OTHER, b"behind")
+        store.dispatch()
+        crash_copy(store, folder / "store")
+    root = folder / "store"
+    for number in (4, 8, 9):
+        flip(log_files(root)[0], offsets[number] + HEAD.position("magic"))
+    (root / "checkpoint").unlink()
+    there = [offset for offset in range(16) if offset not in (8, 9)]
+    for more in range(3):
+        with stratalog.open(root, **TINY) as store:
+            queue = store.queue("batches", 0)
+            assert [message.queue_offset for message in queue.read()] == [*there, *range(20, 20 + more)]
+            assert queue.put(b"next").queue_offset == 20 + more
 
 
 def test_offsets_lost_at_the_end_are_given_to_nobody_and_messages_behind_are_read(folder: Path) -> None:

@@ -42,11 +42,7 @@ def recovered(root: Path, rocketmq: RocketMQ, lost: Mapping[str, list[int]]) -> 
             store.put("Behind", bytes(700), keys=[f"behind-{number}"])
     for topic, numbers in lost.items():
         for number in numbers:
-            offset = places[topic, number].commit_log_offset
-            begin = offset // SIZES["mapped_file_size_commit_log"] * SIZES["mapped_file_size_commit_log"]
-            with (root / COMMIT_LOG / offset_name(begin)).open("r+b") as file:
-                file.seek(offset - begin + HEAD.position("magic"))
-                file.write(b"\0")
+            wreck(root, places[topic, number].commit_log_offset)
     (root / CHECKPOINT).unlink()
     (root / ABORT).touch()
     with open_ours(root, dict(SIZES), rocketmq) as store:
@@ -56,6 +52,14 @@ def recovered(root: Path, rocketmq: RocketMQ, lost: Mapping[str, list[int]]) -> 
         for (topic, number), place in places.items()
         if number not in lost.get(topic, [])
     ]
+
+
+def wreck(root: Path, commit_log_offset: int) -> None:
+    """Make a record none."""
+    size = SIZES["mapped_file_size_commit_log"]
+    with (root / COMMIT_LOG / offset_name(commit_log_offset // size * size)).open("r+b") as file:
+        file.seek(commit_log_offset % size + HEAD.position("magic"))
+        file.write(b"\0")
 
 
 def consumed(rocketmq: RocketMQ) -> dict[str, list[tuple[int, int]]]:
@@ -123,3 +127,32 @@ def test_after_a_crash_a_consumer_is_never_stuck(rocketmq: RocketMQ, case: str, 
             assert offsets[-1] == given[topic]
             assert set(range(given[topic])) - set(offsets) <= set(lost.get(topic, [])), topic
     rocketmq.ask("close")
+
+
+def test_a_consumer_of_a_batch_topic_gets_every_batch_that_is_left(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """Where batches are missing between two RocketMQ goes on by itself; at the end their offsets stay given."""
+    root = tmp_path / "store"
+    with open_ours(root, dict(SIZES), rocketmq) as store:
+        store.create_topic("Batches", queues=1, queue_type="BatchCQ")
+        batch = store.queue("Batches", 0)
+        places = [batch.put_batch([b"one", b"two"], unique_key=f"{number}").commit_log_offset for number in range(20)]
+        for number in range(BEHIND_COUNT):
+            store.put("Behind", bytes(700), keys=[f"behind-{number}"])
+    lost, there = (7, 18, 19), [number for number in range(20) if number not in (7, 18, 19)]
+    for number in lost:
+        wreck(root, places[number])
+    (root / CHECKPOINT).unlink()
+    (root / ABORT).touch()
+    with open_ours(root, dict(SIZES), rocketmq) as store:
+        assert store.queue("Batches", 0).max_offset == 40
+    for more in range(1, 3):
+        assert rocketmq.ask("open", directory=str(root), settings=java_settings(dict(SIZES)))["loaded"]
+        message = drafts(1, 1)[0].as_json() | {"topic": "Batches", "queue_id": 0}
+        receipt, _ = rocketmq.stream("put", messages=[message], line_count=2)
+        assert receipt["queue_offset"] == 39 + more
+        own = [own for _, own in consumed(rocketmq)["Batches"]]
+        assert sorted({*own}) == [*(2 * number for number in there), *range(40, 40 + more)]
+        rocketmq.ask("close")
+    with open_ours(root, dict(SIZES), rocketmq) as store:
+        members = [offset for number in there for offset in (2 * number, 2 * number + 1)]
+        assert [message.queue_offset for message in store.queue("Batches", 0).read()] == [*members, 40, 41]
