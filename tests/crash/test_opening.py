@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.store import log_scan, message_store, rederive
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, OpenFile
+from stratalog.store.index_file import Index
 from stratalog.store.rederive import Progress
 
 
@@ -84,6 +86,38 @@ def test_the_same_is_built_in_bulk_as_one_by_one(derived: bool, folder: Path) ->
         check(store)
     assert {path: (root / path).read_bytes() for path in whole} == whole
     assert [path.read_bytes() for path in index_files(root)] == indexed
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_nothing_is_indexed_behind_records_whose_indexing_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder / "store"
+    filled(root, clean=False)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(root / name)
+    (root / "checkpoint").unlink(missing_ok=True)
+    put, calls, is_ahead = Index.put, [], threading.Event()
+    told: list[Progress] = []
+
+    def count(progress: Progress) -> None:
+        if progress.step == "building queues and index":
+            told.append(progress)
+            if len(told) == 4:
+                is_ahead.set()
+
+    def failing(self: Index, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 3:
+            is_ahead.wait(10)
+            raise OSError("unplugged")
+        put(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Index, "put", failing)
+        with pytest.raises(NotAStore, match="unplugged"):
+            open_tiny(root, progress=count)
+    assert len(calls) == 3
+    with open_tiny(root) as store:
+        check(store)
 
 
 @pytest.mark.usefixtures("in_pieces")

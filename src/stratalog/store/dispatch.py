@@ -93,6 +93,8 @@ class Dispatcher:
     def __init__(self, log: CommitLog, index: Index | None, queues: QueueSet, *, delay_levels: str) -> None:
         self._log = log
         self.index = index
+        self.put_keys = index.put if index else None
+        """Takes the records of each chunk to the index."""
         self._set = queues
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._lock = threading.Lock()
@@ -194,8 +196,8 @@ class Dispatcher:
         units = self._sorted.data
         for row in np.flatnonzero(np.diff(starts)).tolist():
             self._plain(row).append(units[edges[row] : edges[row + 1]])
-        if self.index:
-            self.index.put(file.address, self._positions, count, base)
+        if self.put_keys:
+            self.put_keys(file.address, self._positions, count, base)
         last = int(self._positions[count - 1])
         self.progress.last_record_offset = base + last
         self.progress.last_store_timestamp = self._log.message(base + last).store_timestamp

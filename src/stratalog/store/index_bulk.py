@@ -36,7 +36,7 @@ class BulkItems:
     ) -> tuple[int, int]:  # fmt: skip
         """What `put_keys` does, with the whole file as its room."""
         if self._file is not file:
-            self._enter(file)
+            self._enter(file, is_empty=header[HEADER_NEXT_ITEM] <= 1)
         while True:
             begin = int(header[HEADER_NEXT_ITEM])
             limit = min(self._item_capacity, begin + _ITEMS_AT_ONCE)
@@ -50,9 +50,9 @@ class BulkItems:
             if first == count or end >= self._item_capacity:
                 return first, key
 
-    def _enter(self, file: MappedFile) -> None:
+    def _enter(self, file: MappedFile, *, is_empty: bool) -> None:
         self._file = file
-        self._slots[:] = file.view[slots_position() : items_position(self._slot_count)]
+        self._slots[:] = 0 if is_empty else file.view[slots_position() : items_position(self._slot_count)]
 
     def leave(self) -> None:
         """Write the slots of the file that was filled."""

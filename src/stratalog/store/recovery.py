@@ -144,7 +144,7 @@ def recover(
         start = report.end_offset if clean else max(start, vouched_end)  # a stop from here on breaks no seal
     for queue in dispatcher.queues.values():
         queue.truncate(min(start, report.end_offset))
-    Rebuild(log, dispatcher, index, report.quarantined, found.marks, meter, keep).run(begin, report.end_offset)
+    Rebuild(dispatcher, index, report.quarantined, found.marks, meter, keep).run(begin, report.end_offset)
     if report.quarantined:  # an offset that was given to a message is never given to another
         for queue, end in ((queue, end) for queue, end in ends.items() if queue.end_offset < end):
             queue.skip_to(end, _nowhere(log))

@@ -1,15 +1,15 @@
 """Deriving queues and index from the log again, when a store is opened; and telling how far that is."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stratalog.kernels.scan import TRUST, ScanStatus, scan
-from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
-from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
+from stratalog.store.dispatch import Dispatcher
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage
 
@@ -17,6 +17,7 @@ _IN_BULK_SIZE = 32 << 20
 """From here on a thread of its own for the index pays."""
 _KEEP_SIZE = 4 << 30
 """Bytes of log after which what was built is made durable: a few seconds of work."""
+_CHUNKS_BEHIND_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,48 @@ class Meter:
         self._tell(Progress(self._step, done, self._total, rate, (self._total - done) / rate if rate else None))
 
 
+class _IndexBeside:
+    """Fills the index in a thread of its own, a few chunks behind the dispatcher: they are in the cache still."""
+
+    def __init__(self, index: Index, pool: ThreadPoolExecutor) -> None:
+        self._index = index
+        self._pool = pool
+        self._under_way: deque[Future[None]] = deque()
+
+    def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
+        """What `Index.put` does, later; raises what an earlier one raised."""
+        self._after_others(self._index.put, address, positions[:count].copy(), count, base_offset)
+
+    def keep(self) -> None:
+        self._after_others(self._index.keep)
+
+    def finish(self) -> None:
+        while self._under_way:
+            self._under_way.popleft().result()
+
+    def _after_others(self, work: Callable[..., None], *args: object) -> None:
+        before = self._under_way[-1] if self._under_way else None
+        self._under_way.append(self._pool.submit(self._do, before, work, *args))
+        if len(self._under_way) > _CHUNKS_BEHIND_MAX:
+            self._under_way.popleft().result()
+
+    @staticmethod
+    def _do(before: Future[None] | None, work: Callable[..., None], *args: object) -> None:
+        if before:
+            before.result()  # nothing is entered behind what failed
+        work(*args)
+
+
 class Rebuild:
     """Queues and index of a range of the log that was verified. Damage in it is passed over.
 
-    `marks` are record starts between which the work is cut. The two follow the log side by side, each by itself.
+    `marks` are record starts between which the work is cut. A long range is indexed beside the dispatch.
     """
 
     def __init__(
-        self, log: CommitLog, dispatcher: Dispatcher, index: Index | None, damages: Sequence[Damage],
-        marks: Sequence[int], meter: Meter, keep: Callable[[], None],
+        self, dispatcher: Dispatcher, index: Index | None, damages: Sequence[Damage], marks: Sequence[int],
+        meter: Meter, keep: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._log = log
         self._dispatcher = dispatcher
         self._index = index
         self._damages = sorted(damages, key=lambda damage: damage.begin)
@@ -74,16 +106,21 @@ class Rebuild:
         spans = self._spans(begin, end)
         self._meter.begin("building queues and index", begin, end)
         if self._index is None or end - begin < _IN_BULK_SIZE:
-            self._dispatch(spans, end)
+            self._dispatch(spans, end, self._keep)
             return
-        index, self._dispatcher.index = self._index, None
         try:
-            with index.in_bulk(), ThreadPoolExecutor(1, "stratalog-index") as pool:
-                indexed = pool.submit(self._fill_index, index, spans)
-                self._dispatch(spans, end)
-                indexed.result()
+            with self._index.in_bulk(), ThreadPoolExecutor(1, "stratalog-index") as pool:
+                beside = _IndexBeside(self._index, pool)
+                self._dispatcher.put_keys = beside.put
+
+                def keep() -> None:
+                    self._keep()
+                    beside.keep()
+
+                self._dispatch(spans, end, keep)
+                beside.finish()
         finally:
-            self._dispatcher.index = index
+            self._dispatcher.put_keys = self._index.put
 
     def _spans(self, begin: int, end: int) -> list[tuple[int, int]]:
         """What lies between the damage, cut at the marks."""
@@ -97,27 +134,13 @@ class Rebuild:
             begin = max(begin, damage.end)
         return spans
 
-    def _dispatch(self, spans: Sequence[tuple[int, int]], end: int) -> None:
+    def _dispatch(self, spans: Sequence[tuple[int, int]], end: int, keep: Callable[[], None]) -> None:
         kept = spans[0][0] if spans else 0
         for begin, stop in spans:
             self._dispatcher.skip(max(begin, self._dispatcher.progress.offset))
             self._dispatcher.dispatch(stop)
             self._meter.at(stop)
             if stop - kept >= _KEEP_SIZE:
-                self._keep()
+                keep()
                 kept = stop
         self._dispatcher.skip(max(end, self._dispatcher.progress.offset))
-
-    def _fill_index(self, index: Index, spans: Sequence[tuple[int, int]]) -> None:
-        positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
-        kept = spans[0][0] if spans else 0
-        for begin, end in spans:
-            for file, position, stop, base in self._log.extents(begin, end):
-                status = int(ScanStatus.FULL)
-                while status == ScanStatus.FULL:
-                    count, position, status = scan(file.address, position, stop, base, TRUST, positions, sizes)
-                    if count:
-                        index.put(file.address, positions, count, base)
-            if end - kept >= _KEEP_SIZE:
-                index.keep()
-                kept = end
