@@ -23,6 +23,7 @@ from stratalog.kernels.record import (
     find_byte,
     named_values,
     prefetch_around,
+    properties_behind,
     properties_of,
     store_timestamp_of,
     topic_of,
@@ -86,9 +87,9 @@ def _parsed_int(address: int, size: int) -> int:
 
 
 @part
-def _tags_code(record: int, is_schedule: bool, schedule_delays_ms: Int64Array) -> int:
+def _tags_code(record: int, topic_end: int, is_schedule: bool, schedule_delays_ms: Int64Array) -> int:
     """What a unit holds beside the place: the hash of the tags, or a delayed message's deliver time."""
-    begin, end = properties_of(record)
+    begin, end = properties_behind(topic_end)
     tags, tags_size, _, _, _, _, delay, delay_size = named_values(begin, end)
     if is_schedule:
         level = min(_parsed_int(delay, delay_size), schedule_delays_ms.size - 1)
@@ -157,10 +158,11 @@ def build_units(
             continue
         queues[row, QUEUE_NEXT_OFFSET] = queue_offset + 1
         rows_queue[i] = row
+        tags_code = _tags_code(record, topic + topic_size, kind == _SCHEDULE, schedule_delays_ms)
         unit = units.ctypes.data + _UNIT_SIZE * i
         store_i64(unit + _UNIT_OFFSET, base_offset + positions[i])
         store_i32(unit + _UNIT_RECORD_SIZE, load_i32(record + _TOTAL_SIZE))
-        store_i64(unit + _UNIT_TAGS_CODE, _tags_code(record, kind == _SCHEDULE, schedule_delays_ms))
+        store_i64(unit + _UNIT_TAGS_CODE, tags_code)
     return count, _DONE
 
 

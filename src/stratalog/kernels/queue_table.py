@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratalog.kernels.jit import kernel, part
-from stratalog.kernels.memory import load_i64, load_u8
+from stratalog.kernels.memory import load_i64, load_u8, load_u32
 
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
@@ -59,6 +59,8 @@ def queue_hash(topic_address: int, topic_size: int, queue_id: int) -> int:
         position += 8
     if topic_size >= 8:
         return _mixed(h, load_i64(end - 8))
+    if topic_size >= 4:
+        return _mixed(h, load_u32(position) << 32 | load_u32(end - 4))
     while position < end:
         h = _mixed(h, load_u8(position))
         position += 1
@@ -75,6 +77,8 @@ def same_bytes(left: int, right: int, size: int) -> bool:
         position += 8
     if size >= 8:
         return load_i64(left + size - 8) == load_i64(right + size - 8)
+    if size >= 4:
+        return load_u32(left) == load_u32(right) and load_u32(left + size - 4) == load_u32(right + size - 4)
     while position < size:
         if load_u8(left + position) != load_u8(right + position):
             return False

@@ -101,8 +101,14 @@ def topic_of(record: int) -> tuple[int, int]:
 def properties_of(record: int) -> tuple[int, int]:
     """Begin and end address of the properties' text."""
     topic, topic_size = topic_of(record)
-    at = topic + topic_size
-    return at + PROPERTIES_LENGTH_SIZE, at + PROPERTIES_LENGTH_SIZE + load_i16(at)
+    return properties_behind(topic + topic_size)
+
+
+@part
+def properties_behind(topic_end: int) -> tuple[int, int]:
+    """The same, for who knows the topic's end."""
+    begin = topic_end + PROPERTIES_LENGTH_SIZE
+    return begin, begin + load_i16(topic_end)
 
 
 @part
