@@ -1,5 +1,6 @@
 """Opening and closing: lock, abort mark, checkpoint, settings, releases."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from store.model import QUIET, SMALL, Clock, bodies, check, index_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore, StoreFailed, StoreLocked
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL_POSITION, SIZE_5_3
+from stratalog.layout.index import HEADER
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 
@@ -76,6 +78,26 @@ def test_the_lock_is_free_after_opening_has_failed(open_store: OpenStore) -> Non
 
 
 # -- abort mark, checkpoint ------------------------------------------------------------------------------------------
+
+
+def test_the_lock_is_free_after_an_index_file_could_not_be_removed(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is closed before that, and once more with the store."""
+    with open_store() as store:
+        store.put("t", b"", keys="k")
+    (file,) = index_files(store.root)
+    file.write_bytes(b"\xff" * HEADER.size + file.read_bytes()[HEADER.size :])
+
+    def refused(disk: Disk, path: Path) -> None:
+        raise OSError(errno.EIO, f"{path.name} stays")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "remove", refused)
+        with pytest.raises(NotAStore, match="stays"):
+            open_store()
+    with open_store() as store:
+        assert [message.keys for message in store.query("t", key="k")] == [["k"]]
 
 
 def test_the_abort_mark_stands_while_the_store_is_open_and_names_the_process(open_store: OpenStore) -> None:

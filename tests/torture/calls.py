@@ -139,7 +139,7 @@ def traced(torture: Torture, row: Row) -> None:
     if strace is None:
         raise NotHere("strace is not installed; the calls in this process were all tried")
     folder = torture.place("traced", on_disk=True)
-    counts = _real_counts(strace, folder)
+    counts, whole = _real_counts(strace, folder)
     wanted = torture.count(1, 8)
     for call in REAL_CALLS if torture.full else torture.chance("traced").sample(REAL_CALLS, 2):
         for number in sorted({1 + at * (counts[call] - 1) // max(1, wanted - 1) for at in range(wanted)}):
@@ -147,7 +147,7 @@ def traced(torture: Torture, row: Row) -> None:
                 with row.case(f"{call}/{number}"):
                     inject = f"inject={call}:signal=SIGKILL:when={number}"
                     said = _run_traced(folder / "store", [strace, "-f", "-qq", "-o", "/dev/null", "-e", inject])
-                    _compare_told(folder / "store", said)
+                    _compare_told(folder / "store", said, whole)
                 shutil.rmtree(folder / "store", ignore_errors=True)
     row.notes.append("real calls of that life: " + ", ".join(f"{counts[call]} {call}" for call in REAL_CALLS))
 
@@ -158,7 +158,8 @@ def _run_traced(root: Path, prefix: list[str]) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-def _real_counts(strace: str, folder: Path) -> Counter[str]:
+def _real_counts(strace: str, folder: Path) -> tuple[Counter[str], list[str]]:
+    """How often the whole life makes each call, and what it tells."""
     output = folder / "trace"
     calls = f"trace={','.join(REAL_CALLS)}"
     said = _run_traced(folder / "store", [strace, "-f", "-qq", "-o", str(output), "-e", calls])
@@ -166,21 +167,22 @@ def _real_counts(strace: str, folder: Path) -> Counter[str]:
         raise NotHere("strace may not trace here")
     shutil.rmtree(folder / "store")
     words = (line.split(None, 1)[1] for line in output.read_text().splitlines() if " " in line)
-    return Counter(word.split("(")[0] for word in words if "(" in word)
+    return Counter(word.split("(")[0] for word in words if "(" in word), said
 
 
-def _compare_told(root: Path, said: list[str]) -> None:
-    """The process told (begun, acknowledged) after each put."""
+def _compare_told(root: Path, said: list[str], whole: list[str]) -> None:
+    """The process told (begun, acknowledged) after each put; killed in one, it began what the whole life tells next."""
     diary = Diary()
     if not root.exists():
         if said:
             raise Lost("the store is not there")
         return
-    for line in said:
+    for line in whole:
         kind, queue_id, number = line.split()
         if kind == "begun":
             diary.begun.append((int(queue_id), int(number)))
-        else:
-            diary.acknowledged = int(number)
+    for line in said:
+        if line.startswith("acknowledged"):
+            diary.acknowledged = int(line.split()[2])
     assert all(body_of(number) for _, number in diary.begun)
     compare_reopened(root, diary)

@@ -95,8 +95,9 @@ class MappedFile:
         return self._data_end if self._fd < 0 else data_end(self._fd, self.size)
 
     def close(self) -> None:
-        """Unmap. Memory that something else still borrows is freed with that."""
-        del self._view
+        """Unmap, once. Memory that something else still borrows is freed with that."""
+        if hasattr(self, "_view"):
+            del self._view
         with contextlib.suppress(BufferError):
             self.map.close()
         if self._fd >= 0:

@@ -155,14 +155,16 @@ class MessageStore:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._dispatcher.close()
-        self._lookup.close()
-        self.log.close()
-        if self.index:
-            self.index.unmap()
-        if self._release:
-            self._release()
-            self._release = None
+        try:
+            self._dispatcher.close()
+            self._lookup.close()
+            self.log.close()
+            if self.index:
+                self.index.unmap()
+        finally:
+            if self._release:
+                self._release()
+                self._release = None
 
     def __enter__(self) -> Self:
         return self
