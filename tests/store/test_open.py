@@ -11,11 +11,11 @@ import pytest
 
 import stratalog
 from store.conftest import OpenStore
-from store.model import QUIET, SMALL, Clock, bodies, check, index_files
+from store.model import QUIET, SMALL, Clock, bodies, check, index_files, log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore, StoreFailed, StoreLocked
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL_POSITION, SIZE_5_3
-from stratalog.layout.index import HEADER
+from stratalog.layout.names import offset_name
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 
@@ -80,14 +80,14 @@ def test_the_lock_is_free_after_opening_has_failed(open_store: OpenStore) -> Non
 # -- abort mark, checkpoint ------------------------------------------------------------------------------------------
 
 
-def test_the_lock_is_free_after_an_index_file_could_not_be_removed(
+def test_the_lock_is_free_after_a_log_file_could_not_be_removed(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is closed before that, and once more with the store."""
     with open_store() as store:
         store.put("t", b"", keys="k")
-    (file,) = index_files(store.root)
-    file.write_bytes(b"\xff" * HEADER.size + file.read_bytes()[HEADER.size :])
+    (file,) = log_files(store.root)
+    file.with_name(offset_name(file.stat().st_size)).write_bytes(bytes(file.stat().st_size))
 
     def refused(disk: Disk, path: Path) -> None:
         raise OSError(errno.EIO, f"{path.name} stays")
