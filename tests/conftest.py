@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+hypothesis.settings.register_profile("stratalog", deadline=None)  # a kernel may be compiled within an example
+hypothesis.settings.load_profile("stratalog")
 
 TESTS = Path(__file__).parent
 MARKER_FOLDERS = frozenset({"unit", "property", "architecture", "golden", "interop", "crash", "spark"})

@@ -77,14 +77,19 @@ def _file(what: str) -> Path:
 
 
 def _start() -> None:
-    """Start the process, once. Whatever prevents that, the work goes on without natives until `warm.compile_all`."""
+    """Start the process, once, unless there is one.
+
+    Whatever prevents that, the work goes on without natives until `warm.compile_all`.
+    """
     if not _starting.acquire(blocking=False):
         return
     if not jit.CACHE_DIRECTORY or not sys.executable or getattr(sys, "frozen", False):
         return
     with contextlib.suppress(OSError, ImportError):
         held = lock()
-        if held is not None:
+        if held is None:
+            _starting.release()  # look again: the other's parent may end before it is done
+        else:
             os.close(held)  # the child takes it
             command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
             null = subprocess.DEVNULL

@@ -18,6 +18,8 @@ import numba
 import numpy as np
 from numba import types
 
+from stratalog.kernels.halfcompiled import PartCompiler
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -78,12 +80,12 @@ def _cached(decorate: Callable[[bool], Any]) -> Any:
 
 
 def part(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a function that only kernels call: without an entry from Python it takes a third less time to compile.
+    """Compile a function that only kernels call: without entry from Python and machine code, in half the time.
 
     It becomes part of each kernel's cached code and is not cached for itself.
     """
-    entries: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(Callable[_P, _R], numba.njit(**entries, **_OPTIONS)(function))
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+    return cast(Callable[_P, _R], numba.njit(**options, **_OPTIONS)(function))
 
 
 HOLDS_THE_GIL = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -32,7 +32,7 @@ from stratalog.kernels.index import (
     slot_of,
 )
 from stratalog.kernels.jit import Native, part
-from stratalog.kernels.memory import load_le_i64, prefetch, store_le_i64
+from stratalog.kernels.memory import load_le_i64, prefetch, store_le_i64, word
 from stratalog.kernels.messages import SCRATCH, integer_at, is_of, new_message, object_at
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte, named_values, properties_of, store_timestamp_of
@@ -60,11 +60,6 @@ _FOUND, _LONG, _FAILED, _DAMAGED = range(4)
 
 
 @part
-def _word(table: int, number: int) -> int:
-    return load_le_i64(table + WORD * number)
-
-
-@part
 def carries(record: int, key: int, size: int) -> bool:
     """Whether a key is the record's unique key or one of its keys."""
     begin, end = properties_of(record)
@@ -86,12 +81,12 @@ def carries(record: int, key: int, size: int) -> bool:
 def _record_at(table: int, offset: int, end_offset: int) -> tuple[int, int, int]:
     """Address of the file that holds a log offset (0: the log has it no more), the record's position and log offset of
     the file's first byte."""
-    distance = offset - _word(table, FIRST_OFFSET)
-    file_size = _word(table, FILE_SIZE)
+    distance = offset - word(table, FIRST_OFFSET)
+    file_size = word(table, FILE_SIZE)
     number = distance // file_size
-    if distance < 0 or offset >= end_offset or number >= _word(table, LOG_FILES):
+    if distance < 0 or offset >= end_offset or number >= word(table, LOG_FILES):
         return 0, 0, 0
-    return _word(table, TABLE_WORDS + number), distance - number * file_size, offset - (distance - number * file_size)
+    return word(table, TABLE_WORDS + number), distance - number * file_size, offset - (distance - number * file_size)
 
 
 @part
@@ -101,14 +96,14 @@ def _add_hits(
 ) -> tuple[int, int]:  # fmt: skip
     """Add the messages of the key at a place of the frame to a list, newest first. Returns (_FOUND, number), or why not
     and the log offset of what is damaged. `topic` is the str, `name` where its UTF-8 is."""
-    key, key_size, key_hash = _word(place, _KEY), _word(place, _KEY_SIZE), _word(place, _KEY_HASH)
+    key, key_size, key_hash = word(place, _KEY), word(place, _KEY_SIZE), word(place, _KEY_HASH)
     name_size = load_le_i64(frame + _TOPIC_SIZE)
-    slot_count, capacity, file_size = _word(table, SLOT_COUNT), _word(table, ITEM_CAPACITY), _word(table, FILE_SIZE)
-    files = table + WORD * (TABLE_WORDS + _word(table, LOG_FILES))
+    slot_count, capacity, file_size = word(table, SLOT_COUNT), word(table, ITEM_CAPACITY), word(table, FILE_SIZE)
+    files = table + WORD * (TABLE_WORDS + word(table, LOG_FILES))
     steps, found, last_offset = _STEPS_MAX, 0, -1
-    for file in range(_word(table, INDEX_FILES) - 1, -1, -1):
-        address, header = _word(files, 2 * file), _word(files, 2 * file + 1)
-        begin_timestamp, next_item = _word(header, HEADER_BEGIN_TIMESTAMP), _word(header, HEADER_NEXT_ITEM)
+    for file in range(word(table, INDEX_FILES) - 1, -1, -1):
+        address, header = word(files, 2 * file), word(files, 2 * file + 1)
+        begin_timestamp, next_item = word(header, HEADER_BEGIN_TIMESTAMP), word(header, HEADER_NEXT_ITEM)
         items = items_of(address, slot_count)
         above = min(next_item + 1, capacity) if next_item > 1 else 0
         number = newest_item(address, slot_count, key_hash)
@@ -149,27 +144,27 @@ def _take_keys(
 ) -> int:  # fmt: skip
     """Text and hash of the keys `begin` to `end - 1` into the frame; returns the first that has no text. What their
     look-ups will touch is asked for."""
-    slot_count, capacity = _word(table, SLOT_COUNT), _word(table, ITEM_CAPACITY)
-    files, file_count = table + WORD * (TABLE_WORDS + _word(table, LOG_FILES)), _word(table, INDEX_FILES)
+    slot_count, capacity = word(table, SLOT_COUNT), word(table, ITEM_CAPACITY)
+    files, file_count = table + WORD * (TABLE_WORDS + word(table, LOG_FILES)), word(table, INDEX_FILES)
     for number in range(begin, end):
         place = frame + _KEYS + WORD * _KEY_FIELDS * ((number - first) % _BATCH)
         key = text_address(list_item(keys, number), place + WORD * _KEY_SIZE)
         if key == 0:
             forget_error()
             return number
-        key_hash = key_hash_of(java_hash(prefix, key, _word(place, _KEY_SIZE)))
+        key_hash = key_hash_of(java_hash(prefix, key, word(place, _KEY_SIZE)))
         store_le_i64(place + WORD * _KEY, key)
         store_le_i64(place + WORD * _KEY_HASH, key_hash)
         for file in range(file_count):
-            prefetch(slot_of(_word(files, 2 * file), slot_count, key_hash))
+            prefetch(slot_of(word(files, 2 * file), slot_count, key_hash))
     if end - begin == 1:
         return end
     for step in range(2):
         for number in range(begin, end):
             place = frame + _KEYS + WORD * _KEY_FIELDS * ((number - first) % _BATCH)
             for file in range(file_count):
-                address = _word(files, 2 * file)
-                item, items = newest_item(address, slot_count, _word(place, _KEY_HASH)), items_of(address, slot_count)
+                address = word(files, 2 * file)
+                item, items = newest_item(address, slot_count, word(place, _KEY_HASH)), items_of(address, slot_count)
                 if not 0 < item < capacity:
                     continue
                 if step == 0:

@@ -58,6 +58,31 @@ load_i64 = _loader(64)
 load_le_i32 = _loader(32, big_endian=False)
 load_le_i64 = _loader(64, big_endian=False)
 
+
+def _word(typingctx: Any, block: Any, number: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cell = builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]])
+        value = builder.load(cell)
+        value.align = 1
+        return value
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _set_word(typingctx: Any, block: Any, number: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cell = builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]])
+        builder.store(args[2], cell).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+word = cast(Callable[[int, int], int], intrinsic(_word))
+"""`word(block, number)`: one of the int64 at an address, in the machine's order."""
+set_word = cast(Callable[[int, int, int], None], intrinsic(_set_word))
+"""`set_word(block, number, value)`."""
+
 store_u8 = _storer(8)
 store_i16 = _storer(16)
 store_i32 = _storer(32)

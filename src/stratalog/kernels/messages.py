@@ -24,7 +24,7 @@ from stratalog.kernels.cpython import (
     tuple_item,
 )
 from stratalog.kernels.jit import Native, part
-from stratalog.kernels.memory import load_i32, load_i64, load_le_i64, load_u32, store_le_i64
+from stratalog.kernels.memory import load_i32, load_i64, load_le_i64, load_u32, set_word, word
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import (
     SYS_FLAG,
@@ -68,26 +68,26 @@ def new_message(owner: int, frame: int, record: int, topic: int) -> int:
     else:
         name, name_size = topic_of(record)
         topic = new_text(name, name_size, bytes_address(tuple_item(owner, _REPLACE)))
-    store_le_i64(frame + WORD * _M_TOPIC, topic)
-    store_le_i64(frame + WORD * _M_QUEUE_ID, new_integer(load_i32(record + _QUEUE_ID)))
-    store_le_i64(frame + WORD * _M_QUEUE_OFFSET, new_integer(load_i64(record + _QUEUE_OFFSET)))
-    store_le_i64(frame + WORD * _M_COMMIT_LOG_OFFSET, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
-    store_le_i64(frame + WORD * _M_STORE_SIZE, new_integer(load_i32(record + _TOTAL_SIZE)))
-    store_le_i64(frame + WORD * _M_BODY, new_bytes(body, body_size))
-    store_le_i64(frame + WORD * _M_PROPERTIES, new_bytes(begin, end - begin))
-    store_le_i64(frame + WORD * _M_BORN_TIMESTAMP, new_integer(load_i64(record + _BORN_TIMESTAMP)))
-    store_le_i64(frame + WORD * _M_STORE_TIMESTAMP, new_integer(store_timestamp_of(record)))
-    store_le_i64(frame + WORD * _M_FLAG, new_integer(load_i32(record + _FLAG)))
-    store_le_i64(frame + WORD * _M_SYS_FLAG, new_integer(sys_flag))
-    store_le_i64(frame + WORD * _M_BODY_CRC, new_integer(load_u32(record + _BODY_CRC)))
-    store_le_i64(frame + WORD * _M_BORN_HOST, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
-    store_le_i64(frame + WORD * _M_REST, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
+    set_word(frame, _M_TOPIC, topic)
+    set_word(frame, _M_QUEUE_ID, new_integer(load_i32(record + _QUEUE_ID)))
+    set_word(frame, _M_QUEUE_OFFSET, new_integer(load_i64(record + _QUEUE_OFFSET)))
+    set_word(frame, _M_COMMIT_LOG_OFFSET, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
+    set_word(frame, _M_STORE_SIZE, new_integer(load_i32(record + _TOTAL_SIZE)))
+    set_word(frame, _M_BODY, new_bytes(body, body_size))
+    set_word(frame, _M_PROPERTIES, new_bytes(begin, end - begin))
+    set_word(frame, _M_BORN_TIMESTAMP, new_integer(load_i64(record + _BORN_TIMESTAMP)))
+    set_word(frame, _M_STORE_TIMESTAMP, new_integer(store_timestamp_of(record)))
+    set_word(frame, _M_FLAG, new_integer(load_i32(record + _FLAG)))
+    set_word(frame, _M_SYS_FLAG, new_integer(sys_flag))
+    set_word(frame, _M_BODY_CRC, new_integer(load_u32(record + _BODY_CRC)))
+    set_word(frame, _M_BORN_HOST, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
+    set_word(frame, _M_REST, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
     complete = True
     for field in range(_FIELDS):
-        complete = complete and load_le_i64(frame + WORD * field) != 0
+        complete = complete and word(frame, field) != 0
     message = call_with(tuple_item(owner, _CLASS), frame, _FIELDS, 0) if complete else 0
     for field in range(_FIELDS):
-        let_go(load_le_i64(frame + WORD * field))
+        let_go(word(frame, field))
     return message
 
 
@@ -98,10 +98,8 @@ def is_of(record: int, topic: int, topic_size: int) -> bool:
     return name_size == topic_size and same_bytes(name, topic, topic_size)
 
 
-@part
-def object_at(args: int, number: int) -> int:
-    """A positional arg."""
-    return load_le_i64(args + WORD * number)
+object_at = word
+"""`object_at(args, number)`: a positional arg."""
 
 
 @part

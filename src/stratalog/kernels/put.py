@@ -36,7 +36,7 @@ from stratalog.kernels.encode import (
     write_head,
 )
 from stratalog.kernels.jit import Native, part
-from stratalog.kernels.memory import copy, load_i64, load_le_i64, store_i16, store_u8
+from stratalog.kernels.memory import copy, load_i64, load_le_i64, set_word, store_i16, store_u8, word
 from stratalog.kernels.put_properties import (
     GIVEN_BORN,
     GIVEN_KEYS,
@@ -46,10 +46,8 @@ from stratalog.kernels.put_properties import (
     GIVEN_UNIQUE_KEY,
     GIVEN_WAIT,
     RECEIPT_WORDS,
-    set_word,
     take_properties,
     text_steers,
-    word,
     write_properties,
 )
 from stratalog.layout.message import FIXED_SIZE_V1, PROPERTIES_SIZE_MAX

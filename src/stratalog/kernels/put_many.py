@@ -18,9 +18,9 @@ from stratalog.kernels.cpython import (
     type_of,
 )
 from stratalog.kernels.jit import Native, part
-from stratalog.kernels.memory import copy, load_le_i64, store_le_i32
+from stratalog.kernels.memory import copy, load_le_i64, set_word, store_le_i32, word
 from stratalog.kernels.put import NOT_PLAIN, RAISED, is_locked, now_ms, write_front
-from stratalog.kernels.put_properties import set_word, text_steers, word
+from stratalog.kernels.put_properties import text_steers
 from stratalog.kernels.record import named_values
 from stratalog.layout.message import FIXED_SIZE_V1, PROPERTIES_SIZE_MAX
 

@@ -19,7 +19,7 @@ from stratalog.kernels.cpython import (
 from stratalog.kernels.encode import holds_separator
 from stratalog.kernels.hashing import NO_PREFIX, java_hash
 from stratalog.kernels.jit import part
-from stratalog.kernels.memory import copy, load_le_i64, load_u8, store_le_i64, store_u8
+from stratalog.kernels.memory import copy, load_le_i64, load_u8, store_le_i64, store_u8, word
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte
 from stratalog.layout.javahash import PROPERTY_MAP_CAPACITY
@@ -42,17 +42,6 @@ assert 4 * _ROWS_MAX <= 3 * PROPERTY_MAP_CAPACITY, "the map keeps its capacity"
 _OWN_NAMES = 3
 _INNER_SIZE = len(at.INNER_PREFIX)
 _BLANK = ord(KEY_SEPARATOR)
-
-
-@part
-def word(block: int, number: int) -> int:
-    """One of the int64 at an address."""
-    return load_le_i64(block + WORD * number)
-
-
-@part
-def set_word(block: int, number: int, value: int) -> None:
-    store_le_i64(block + WORD * number, value)
 
 
 @part
@@ -143,8 +132,6 @@ def _steers(queue: int, name: int, size: int) -> bool:
 def text_steers(queue: int, text: int, size: int) -> bool:
     """The same for any property of a stored text; and whether it ends with a zero byte, which none should."""
     begin, end = text, text + size
-    if size and load_u8(end - 1) == 0:
-        return True
     if size and load_u8(end - 1) == 0:  # for `check_stored` to refuse
         return True
     while begin < end:
