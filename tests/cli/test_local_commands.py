@@ -13,7 +13,7 @@ import stratalog
 from cli.calls import SETTINGS, Call
 from stratalog import __version__
 from stratalog.cli.follow import follow
-from stratalog.kernels import jit, warm
+from stratalog.kernels import aside, jit, warm
 from stratalog.layout.message import HEAD
 
 COMMANDS = (
@@ -279,3 +279,16 @@ def test_a_machine_without_compiled_kernels_is_told_why_it_waits(
     result = call("get", small_store, "orders")
     assert result.stderr.startswith("compiling kernels (once)\n")
     assert compiled == [True]
+
+
+def test_putting_one_message_waits_for_no_compiler(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    compiled: list[bool] = []
+    monkeypatch.setattr(warm, "compile_all", lambda: compiled.append(True))
+    monkeypatch.setattr(aside, "_start", lambda: None)
+    monkeypatch.setattr(jit, "CACHE_DIRECTORY", str(tmp_path / "cold"))
+    result = call("put", small_store, "orders", "a message")
+    assert result.exit_code == 0, result.output
+    assert "compiling" not in result.stderr
+    assert not compiled
