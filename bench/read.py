@@ -13,7 +13,7 @@ from bench.harness import Bench, Case, Line, Sample, Target, seconds
 from bench.stores import UnsyncedDisk, open_quiet
 from stratalog.kernels.scan import VERIFY, scan
 from stratalog.store.message_store import MessageStore
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 
 _CHUNK_RECORDS = 1 << 16
 _SCANNED_SIZE = 1 << 30

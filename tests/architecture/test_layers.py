@@ -20,7 +20,7 @@ LAYERS = (
     {"layout"},
     {"config", "kernels"},
     {"store"},
-    {"tiered"},
+    {"tiered", "tools"},
     {"pipeline"},
     {"stratalog"},  # the package's own __init__: lazy re-exports
     {"cli", "__main__", "pyspark_stratalog"},

@@ -16,7 +16,7 @@ from cli.calls import SETTINGS, Call
 from golden.cases import golden_case
 from stratalog.layout.message import HEAD, Record
 from stratalog.layout.sysflag import Compression, SysFlag
-from stratalog.store.dump import dump
+from stratalog.tools.dump import dump
 
 LOG = Path("commitlog") / ("0" * 20)
 

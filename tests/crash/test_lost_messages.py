@@ -13,15 +13,15 @@ from store.model import check, crash_copy, flip, log_files, queue_files, scratch
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost
-from stratalog.store.dump_files import dump_queue
-from stratalog.store.map import map_store
-from stratalog.store.rebuild import rebuild
-from stratalog.store.repair import repair
-from stratalog.store.repair_fill import LostMessage
-from stratalog.store.repair_plan import plan_repair
-from stratalog.store.verify import verify
 from stratalog.tiered import Manifest, PosixBackend
 from stratalog.tiered.writer import TierWriter
+from stratalog.tools.dump_files import dump_queue
+from stratalog.tools.map import map_store
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_fill import LostMessage
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 COUNT = 60
 MIDDLE = (20, 21, 22, 40)

@@ -15,7 +15,7 @@ from stratalog.errors import CorruptData
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK
 from stratalog.layout.queue import UNIT
 from stratalog.store.message_store import MessageStore
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 
 LOG_FILE = TINY["mapped_file_size_commit_log"]
 

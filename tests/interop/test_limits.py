@@ -16,8 +16,8 @@ from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.names import ABORT, COMMIT_LOG
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.recordcrc import record_crc_holds
-from stratalog.store.repair import repair
-from stratalog.store.repair_plan import plan_repair
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 
 COUNT = 120
 BATCHES = "Batches"

@@ -12,9 +12,9 @@ from interop.views import java_reading, java_settings, one_by_one, open_ours, pu
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.message import HEAD
 from stratalog.layout.sysflag import SysFlag
-from stratalog.store.repair import repair
-from stratalog.store.repair_fill import LOST_PROPERTY
-from stratalog.store.repair_plan import plan_repair
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_fill import LOST_PROPERTY
+from stratalog.tools.repair_plan import plan_repair
 
 COUNT = 300
 

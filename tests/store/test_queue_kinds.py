@@ -26,7 +26,7 @@ from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import SysFlag, Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 
 KINDS: dict[str, Any] = {
     "enable_lmq": True,

@@ -10,10 +10,10 @@ import stratalog
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import NotAStore, StoreLocked
 from stratalog.layout.queue import UNIT
-from stratalog.store import rebuild as module
 from stratalog.store.disk import Disk
-from stratalog.store.rebuild import STAGING, rebuild
-from stratalog.store.verify import verify
+from stratalog.tools import rebuild as module
+from stratalog.tools.rebuild import STAGING, rebuild
+from stratalog.tools.verify import verify
 
 SETTINGS: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,

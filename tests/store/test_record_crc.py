@@ -19,7 +19,7 @@ from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 
 V6 = Host(bytes(range(16)), 10911)
 TAGGED = encode_properties({"TAGS": "a", "KEYS": "k"})

@@ -23,10 +23,10 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
-from stratalog.store.repair import QUARANTINE, UNFINISHED_COPY, repair
-from stratalog.store.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
-from stratalog.store.repair_plan import RepairPlan, plan_repair, split
-from stratalog.store.verify import verify
+from stratalog.tools.repair import QUARANTINE, UNFINISHED_COPY, repair
+from stratalog.tools.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
+from stratalog.tools.repair_plan import RepairPlan, plan_repair, split
+from stratalog.tools.verify import verify
 
 FILE_SIZE = 16 * 1024
 SETTINGS: dict[str, Any] = {

@@ -13,8 +13,8 @@ from stratalog.layout.checkpoint import SEAL_POSITION
 from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
-from stratalog.store.verify import verify
-from stratalog.store.verify_report import VerifyReport
+from stratalog.tools.verify import verify
+from stratalog.tools.verify_report import VerifyReport
 
 SETTINGS: dict[str, Any] = {
     "mapped_file_size_commit_log": 64 * 1024,

@@ -23,7 +23,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.record import Layout
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 from torture.report import Lost, Row, Torture, Undetected
 
 LOG_FILE_SIZE = 2048

@@ -27,7 +27,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.message import message_at
-from stratalog.store.verify import verify
+from stratalog.tools.verify import verify
 
 BODY = b"a body of some bytes"
 

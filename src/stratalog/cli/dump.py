@@ -17,8 +17,8 @@ from stratalog.cli.read import moment
 from stratalog.errors import IllegalMessage
 
 if TYPE_CHECKING:
-    from stratalog.store.dump_files import Item
     from stratalog.store.message import Message
+    from stratalog.tools.dump_files import Item
 
 EXAMPLES = """
 stratalog dump data/store/commitlog/00000000000000000000 --limit 5
@@ -65,8 +65,8 @@ def dump(
     as such and stepped over. With --json: one object a line.
     """
     warm_up()
-    from stratalog.store.dump import Asked
-    from stratalog.store.dump import dump as items_of
+    from stratalog.tools.dump import Asked
+    from stratalog.tools.dump import dump as items_of
 
     asked = Asked(
         topic=topic, queue_id=queue_id, first_offset=first, end_offset=None if last is None else last + 1, key=key,
@@ -91,7 +91,7 @@ def dump(
 
 def _line(item: "Item", body: Body) -> str:
     """One item on one line; the caller cuts it."""
-    from stratalog.store.verify import MEANING
+    from stratalog.tools.verify import MEANING
 
     head = f"  {item.position:>13,}  {item.kind:<13} "
     if item.message is not None:

@@ -10,8 +10,8 @@ from stratalog.cli.output import clean, counted, pairs, show_json, size_text, ta
 from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, TierFlag, is_tier, settings_of, warm_up
 
 if TYPE_CHECKING:
-    from stratalog.store.map import StoreMap
     from stratalog.tiered import TieredStore
+    from stratalog.tools.map import StoreMap
 
 EXAMPLES = """
 stratalog inspect data/store
@@ -49,7 +49,7 @@ def inspect(
             shown = _tier_map(opened, place)
     else:
         warm_up()
-        from stratalog.store.map import map_store
+        from stratalog.tools.map import map_store
 
         shown = _store_map(map_store(Path(place), settings=settings_of(given)))
         if lag is not None:

@@ -11,8 +11,8 @@ from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgum
 from stratalog.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from stratalog.store.rebuild import Rebuilt
-    from stratalog.store.repair_plan import RepairPlan
+    from stratalog.tools.rebuild import Rebuilt
+    from stratalog.tools.repair_plan import RepairPlan
 
 REPAIR_EXAMPLES = """
 stratalog repair data/store                          # what is wrong and what would be done; changes nothing
@@ -49,8 +49,8 @@ def repair(
     if yes and to is None and not in_place:
         raise typer.BadParameter("say where with --to DIR or --in-place")
     warm_up()
-    from stratalog.store.repair import repair as mend
-    from stratalog.store.repair_plan import plan_repair
+    from stratalog.tools.repair import repair as mend
+    from stratalog.tools.repair_plan import plan_repair
 
     with Progress("look") as progress:
         plan = plan_repair(store, settings=settings_of(given, conf), progress=progress)
@@ -91,8 +91,8 @@ def rebuild(
     --queues, --index and --checkpoint to build these only. The store must be closed.
     """
     warm_up()
-    from stratalog.store.rebuild import PARTS, Part
-    from stratalog.store.rebuild import rebuild as build
+    from stratalog.tools.rebuild import PARTS, Part
+    from stratalog.tools.rebuild import rebuild as build
 
     asked: dict[Part, bool] = {"queues": queues, "index": index, "checkpoint": checkpoint}
     parts = [part for part in PARTS if asked[part]] or list(PARTS)
@@ -125,7 +125,7 @@ def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
 
 
 def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
-    from stratalog.store.repair import told
+    from stratalog.tools.repair import told
 
     return {
         "store": str(plan.root),
@@ -145,7 +145,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
 
 
 def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
-    from stratalog.store.repair import told
+    from stratalog.tools.repair import told
 
     report = plan.report
     size = sum(action.size for action in plan.actions if action.kind in ("cover", "cut", "drop"))

@@ -12,7 +12,7 @@ from stratalog.cli.progress import Progress
 from stratalog.errors import StratalogError
 
 if TYPE_CHECKING:
-    from stratalog.store.verify_report import VerifyReport
+    from stratalog.tools.verify_report import VerifyReport
 
 EXAMPLES = """
 stratalog verify data/store
@@ -40,7 +40,7 @@ def verify(
     Exit code 0: whole. 1: a problem was found. 2: the store cannot be read.
     """
     warm_up()
-    from stratalog.store.verify import verify as check
+    from stratalog.tools.verify import verify as check
 
     begin = time.perf_counter()
     try:

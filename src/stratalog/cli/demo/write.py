@@ -12,7 +12,7 @@ from stratalog.errors import ConfigurationError, CorruptData
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
-    from stratalog.store.verify_report import VerifyReport
+    from stratalog.tools.verify_report import VerifyReport
 
 SLICE = 20_000
 """Flights that are put one by one; the rest goes in by Arrow."""
@@ -93,7 +93,7 @@ def _append(store: "MessageStore", flights: Flights, first: int) -> Step:
 def check(path: Path) -> tuple[Step, "VerifyReport"]:
     """Verify the store; the demo does not go on with one that has a problem."""
     import stratalog
-    from stratalog.store.verify import verify
+    from stratalog.tools.verify import verify
 
     with stratalog.open(path, mode="r", **SETTINGS) as store, Progress("verify") as progress:
         begin = time.perf_counter()

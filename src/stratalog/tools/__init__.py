@@ -1,0 +1,1 @@
+"""What an operator does to a store's files without running it: look, check, repair, rebuild."""

@@ -1,0 +1,267 @@
+"""What stands in each file of a log, found without opening the store: for checking and mending one that will not open.
+
+Every file begins with a record, so each is looked at by itself, several at a time: the scan releases the interpreter
+lock. A file that is missing in the middle takes part as one without a record.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import gcd
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.config.settings import StoreSettings
+from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
+from stratalog.layout.message import BATCH_ENTRY, BLANK, HEAD, MAGIC_BLANK, PROPERTIES_LENGTH, decode_record
+from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, offset_name, offset_of
+from stratalog.layout.record import Layout
+from stratalog.store.commit_log import log_file_size
+from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.index_file import index_sizes
+from stratalog.store.recovery import Damage
+
+CHUNK_RECORDS = 1 << 16
+_ZERO_BLOCK_SIZE = 1 << 20
+_THREADS_MAX = 8
+MISSING = "MISSING"
+"""Reason of a damage: the file is not there."""
+CUT = "CUT"
+"""Reason of a damage: the file is shorter than the log's files are."""
+
+WILD = "BAD_QUEUE_OFFSET"
+"""Reason of a damage: a record with a queue offset that cannot be."""
+_QUEUE_OFFSET = HEAD.position("queue_offset")
+_QUEUE_OFFSETS = Layout("queue offset in a record's head", HEAD.fields[5], size=8, source=HEAD.source)
+_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
+"""Each message takes this much of the log at least, be it in a batch."""
+_OFFSETS_AHEAD_MAX = 1 << 27
+"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
+
+Advance = Callable[[int, int], None]
+"""Called with (bytes, records) that were looked at since the last call; from any thread."""
+
+
+@dataclass(slots=True)
+class FileSurvey:
+    """One file of the log. `positions` and `sizes` are those of its whole records; `damages` lie between them, in log
+    offsets; what is behind the last record is told by `end`, `is_closed`, `reason` and `tail_size`."""
+
+    path: Path
+    base_offset: int
+    full_size: int
+    file: MappedFile | None = None
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    sizes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    damages: list[Damage] = field(default_factory=list)
+    end: int = 0
+    """Position behind the last whole record."""
+    is_closed: bool = False
+    """Whether a blank record covers the rest, or not even that would fit."""
+    reason: str = MISSING
+    """Why nothing whole stands at `end`; of no meaning in a closed file."""
+    tail_size: int = 0
+    """Bytes from `end` to the last one that is not zero; 0 in a closed file."""
+
+    @property
+    def stored_size(self) -> int:
+        """Bytes that the file has; less than `full_size` when it was cut."""
+        return self.file.size if self.file else 0
+
+    @property
+    def first_whole(self) -> int:
+        """Position up to which nothing whole stands: 0 when the file begins as it should, its size when all is lost."""
+        if self.damages and self.damages[0].begin == self.base_offset:
+            return self.damages[0].end - self.base_offset
+        return 0 if len(self.positions) or self.is_closed else self.full_size
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
+    """These settings with the sizes that the files of a store show, damaged ones among them."""
+    queue_sizes: dict[int, int] = {}
+    for topic in disk.directories(root / CONSUME_QUEUE):
+        for queue_id in disk.directories(root / CONSUME_QUEUE / topic):
+            for name, size in disk.files(root / CONSUME_QUEUE / topic / queue_id).items():
+                if offset_of(name) is not None and size:
+                    queue_sizes[size] = queue_sizes.get(size, 0) + 1
+        if sum(queue_sizes.values()) > 100:  # enough to know what is usual
+            break
+    return settings.with_sizes(
+        commit_log=_log_file_size(root / COMMIT_LOG, disk),
+        consume_queue=max(queue_sizes, key=lambda size: queue_sizes[size], default=None),
+        index_sizes=index_sizes(disk, root / INDEX),
+    )
+
+
+def _log_file_size(directory: Path, disk: Disk) -> int | None:
+    """Size of the log's files, though some were cut, all but one are lost, or one is too long: names tell, too."""
+    largest = log_file_size(disk, directory)
+    starts = [start for name in disk.files(directory) if (start := offset_of(name)) is not None]
+    steps = gcd(*(high - low for low, high in pairwise(starts)), *starts)
+    return largest if largest is None or not steps or steps % largest == 0 else steps
+
+
+def survey_log(
+    directory: Path, disk: Disk, *, file_size: int, threads: int | None = None, advance: Advance | None = None
+) -> Iterator[FileSurvey]:
+    """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately."""
+    count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
+    with ThreadPoolExecutor(count, "stratalog-survey") as pool:
+        ahead: deque[Future[FileSurvey]] = deque()
+        try:
+            for path, start in _expected_files(directory, disk, file_size):
+                ahead.append(pool.submit(survey_file, path, start, disk, file_size=file_size, advance=advance))
+                if len(ahead) > count:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for waiting in ahead:
+                waiting.cancel()
+
+
+def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tuple[Path, int]]:
+    """Path and start of each file from the oldest to the newest, those that are missing between them included."""
+    expected: int | None = None
+    for name in disk.files(directory):
+        start = offset_of(name)
+        if start is None:
+            continue
+        while expected is not None and expected < start:
+            yield directory / offset_name(expected), expected
+            expected += file_size
+        yield directory / name, start
+        expected = start + file_size
+
+
+def survey_file(
+    path: Path, base_offset: int, disk: Disk, *, file_size: int, advance: Advance | None = None
+) -> FileSurvey:
+    """Look at one file of the log, every body CRC included."""
+    found = FileSurvey(path, base_offset, file_size)
+    if not path.exists() or not path.stat().st_size:
+        return found
+    file = found.file = disk.map(path)
+    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
+    pieces: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
+    position = done = 0
+    while True:
+        count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
+        pieces.append(_without_wild(found, positions[:count], sizes[:count]))
+        if advance:
+            advance(position - done, count)
+            done = position
+        if status == ScanStatus.FULL:
+            continue
+        stopped = position
+        found.is_closed = file.size == file_size and closes_file(file, position)
+        if not found.is_closed and _drop_torn(file, pieces[-1]):
+            position = int(pieces[-1][0][-1])
+            pieces[-1] = pieces[-1][0][:-1], pieces[-1][1][:-1]
+            status = ScanStatus.BAD_LENGTHS
+        following = -1 if found.is_closed else next_record(file, stopped + 1, base_offset)
+        if following < 0:
+            break
+        found.damages.append(Damage(base_offset + position, base_offset + following, ScanStatus(status).name))
+        position = following
+    found.positions, found.sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    found.end = position
+    found.reason = ScanStatus(status).name if file.size >= file_size else CUT
+    found.tail_size = 0 if found.is_closed else last_written(file, position) - position
+    if advance:
+        advance(file_size - done, 0)
+    return found
+
+
+def _without_wild(
+    found: FileSurvey, positions: NDArray[np.int64], sizes: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The records but for those whose queue offset no log can lead to. No checksum covers it, and whoever believed it
+    would fill a queue up to there."""
+    assert found.file is not None
+    at = positions[:, None] + np.arange(_QUEUE_OFFSET, _QUEUE_OFFSET + _QUEUE_OFFSETS.size)
+    offsets = found.file.view[at].view(_QUEUE_OFFSETS.dtype)["queue_offset"][:, 0].astype(np.int64)
+    wild = (offsets < 0) | (offsets > (found.base_offset + positions) // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX)
+    for number in np.flatnonzero(wild).tolist():
+        begin = found.base_offset + int(positions[number])
+        found.damages.append(Damage(begin, begin + int(sizes[number]), WILD))
+    return positions[~wild], sizes[~wild]
+
+
+def _drop_torn(file: MappedFile, records: tuple[NDArray[np.int64], NDArray[np.int32]]) -> bool:
+    """Whether the last record before damage was torn itself. No checksum covers properties, but they end with a
+    separator: a zero there was never written, or taken by a crash."""
+    if not len(records[0]):
+        return False
+    position, size = int(records[0][-1]), int(records[1][-1])
+    is_zero = not file.view[position + size - 1]
+    return is_zero and bool(decode_record(file.map[position : position + size], verify=False).properties)
+
+
+def closes_file(file: MappedFile, position: int) -> bool:
+    """Whether a file of the log properly ends there: a blank record covers the rest, or not even that would fit."""
+    if file.size - position < BLANK.size:
+        return True
+    blank = BLANK.unpack(file.view.data, position)
+    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
+
+
+def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
+    """Position of the next whole record at or behind `begin`, -1 when there is none. Zeros are passed over quickly."""
+    end = min(file.size, file.data_end)
+    position = begin
+    while position < end and not file.view[position : min(end, position + _ZERO_BLOCK_SIZE)].any():
+        position += _ZERO_BLOCK_SIZE
+    begin = max(begin, position - BLANK.size)
+    return int(find_record(file.address, begin, end, base_offset)) if begin < end else -1
+
+
+def last_written(file: MappedFile, position: int) -> int:
+    """Position behind the last byte at or behind `position` that is not zero; `position` when all are."""
+    end = min(file.size, file.data_end)
+    while end > position:
+        begin = max(position, end - _ZERO_BLOCK_SIZE)
+        written = np.flatnonzero(file.view[begin:end])
+        if written.size:
+            return begin + int(written[-1]) + 1
+        end = begin
+    return position
+
+
+class DamageJoin:
+    """Joins what the files say into damages of the whole log. Give it the files in order.
+
+    `take` returns the damages that end in this file. What is behind the last record of the last file is left over:
+    `open_begin` is then the log offset where nothing whole follows, None when the last file is closed; `written_end`
+    the one behind the last byte there that is not zero, 0 when all are.
+    """
+
+    def __init__(self) -> None:
+        self.open_begin: int | None = None
+        self.open_reason = ""
+        self.written_end = 0
+
+    def take(self, survey: FileSurvey) -> list[Damage]:
+        damages = []
+        first = survey.first_whole
+        if self.open_begin is None and first:
+            self.open_begin = survey.base_offset
+            self.open_reason = survey.damages[0].reason if survey.damages else survey.reason
+        if self.open_begin is not None and first < survey.full_size:
+            damages.append(Damage(self.open_begin, survey.base_offset + first, self.open_reason))
+            self.open_begin, self.written_end = None, 0
+        damages += [damage for damage in survey.damages if damage.begin > survey.base_offset]
+        if self.open_begin is None and not survey.is_closed:
+            self.open_begin, self.open_reason = survey.base_offset + survey.end, survey.reason
+        if survey.tail_size:
+            self.written_end = survey.base_offset + survey.end + survey.tail_size
+        return damages

@@ -1,0 +1,171 @@
+"""Checking a whole store: every record of the log, every queue unit, every index item, each file against the others.
+
+The log is the truth; units and items are built again from it in memory and compared with what stands in the files.
+Nothing is recovered first and files are mapped privately: damage is seen as it is on disk, a store that cannot be
+opened can be checked, and no byte is changed.
+
+After an unclean stop (or beside a running broker) queues and index may trail the log: what is missing at their end is
+then counted as `units_behind` and `index_items_behind`, not as a problem, because the next opening writes it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.layout.names import COMMIT_LOG
+from stratalog.store.disk import PrivateDisk
+from stratalog.store.recovery import Damage
+from stratalog.tools.survey import CUT, MISSING, WILD, DamageJoin, FileSurvey, sized, survey_log
+from stratalog.tools.verify_files import check_checkpoint, check_files, log_files_size, was_closed
+from stratalog.tools.verify_index import IndexCheck
+from stratalog.tools.verify_queues import QueueCheck
+from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, VerifyReport
+
+if TYPE_CHECKING:
+    from stratalog.store.message_store import MessageStore
+
+MEANING = {
+    "END": "bytes that are no record",
+    "BLANK": "the mark of a file's end, but not at its end",
+    "BAD_MAGIC": "no record's magic number",
+    "BAD_SIZE": "a size that is smaller than a record or runs past the file",
+    "BAD_BODY_SIZE": "a body size that does not fit into the record",
+    "BAD_LENGTHS": "lengths that do not add up to the record's size",
+    "BAD_OFFSET": "a record that belongs to another place of the log",
+    "BAD_CRC": "a body that does not have the CRC in its head",
+    "BAD_RECORD_CRC": "a record that does not have the CRC at the end of its properties",
+    WILD: "a record with a queue offset that the log is too short for",
+    MISSING: "no file",
+    CUT: "the file's end, though its records go on",
+}
+
+"""What stands at a damage's beginning, by its reason."""
+
+Progress = Callable[[int, int, int], None]
+"""Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
+
+
+def verify(
+    store: "MessageStore | Path",
+    *,
+    settings: StoreSettings | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check everything in a store: in a directory, or one that was opened with mode="r". A broker may be running.
+
+    Damage is data in the report, never an exception. Files are looked at in `threads` at once (as many as there are
+    processors), queues and index beside each other. Raises `NotAStore`, and `ConfigurationError` for a store that is
+    open for writing, whose files are not what they will be when it is closed.
+    """
+    if isinstance(store, Path):
+        root, settings = store, settings or StoreSettings()
+        if not (root / COMMIT_LOG).is_dir():
+            raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
+    else:
+        root, settings = store.root, settings or store.settings
+        if store.log.failure is None:
+            raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
+    disk = PrivateDisk()
+    settings = sized(settings, root, disk)
+    report = VerifyReport(str(root), was_closed(root, disk))
+    check_files(root, settings, disk, report)
+    count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
+    queues = QueueCheck(root, settings, disk, report)
+    index = IndexCheck(root, settings, disk, report) if settings.message_index_enable else None
+    checks: list[QueueCheck | IndexCheck] = [queues, index] if index else [queues]
+    surveys = survey_log(
+        root / COMMIT_LOG, PrivateDisk(), file_size=settings.commit_log_file_size, threads=threads, advance=count.add
+    )
+    with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
+        for chunk in _chunks(surveys, report):
+            report.record_count += len(chunk.positions)
+            for done in [pool.submit(check.check, chunk) for check in checks]:
+                done.result()
+    for check in checks:
+        check.finish()
+    check_checkpoint(root, disk, report)
+    report.problems.sort(key=lambda problem: PARTS.index(problem.part))
+    return report
+
+
+class _Count:
+    """Adds up what the threads did, for the progress line."""
+
+    def __init__(self, size_total: int, progress: Progress | None) -> None:
+        self._total = size_total
+        self._progress = progress
+        self._size = self._records = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int, record_count: int) -> None:
+        with self._lock:
+            self._size += size
+            self._records += record_count
+            if self._progress:
+                self._progress(self._size, max(self._size, self._total), self._records)
+
+
+def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chunk]:
+    """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
+    records behind it are handed out."""
+    join = DamageJoin()
+    last: FileSurvey | None = None
+    for survey in surveys:
+        if last is None:
+            report.log_begin = report.log_end = survey.base_offset
+        report.log_file_count += survey.file is not None
+        for damage in join.take(survey):
+            _report_damage(report, damage, survey)
+        for first in range(0, len(survey.positions), CHUNK_RECORDS):
+            part = slice(first, first + CHUNK_RECORDS)
+            assert survey.file is not None
+            yield Chunk(survey.file, survey.base_offset, survey.positions[part], survey.sizes[part])
+        if len(survey.positions):
+            report.log_end = survey.base_offset + survey.end
+        if last:
+            last.close()
+        last = survey
+    if last:
+        if join.open_begin is not None:
+            _end_of_log(report, last, join.open_begin, join.written_end)
+        last.close()
+
+
+def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> None:
+    report.damages.append(damage)
+    position = damage.begin % survey.full_size
+    path = survey.path.with_name(f"{damage.begin - position:020d}")
+    report.add(
+        Problem(
+            "log", str(path), position, "a whole record", f"{MEANING[damage.reason]}; "
+            f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
+            "read", "restore the file from a copy, or let `stratalog repair` set the range aside; as it is, stratalog "
+            "skips the range and serves what is behind it, RocketMQ drops everything behind it",
+        )
+    )  # fmt: skip
+
+
+def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int, written_end: int) -> None:
+    """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
+    position = begin % last.full_size
+    path = last.path.with_name(f"{begin - position:020d}")
+    report.torn_size = max(0, written_end - begin)
+    if report.torn_size and report.clean:
+        report.add(
+            Problem(
+                "log", str(path), position, "the end of the log (zeros), because the store was closed properly",
+                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy, or let `stratalog "
+                "repair` set the bytes aside, before the store is opened for writing, which cuts them off",
+            )
+        )  # fmt: skip
+        report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
+    elif report.torn_size:
+        report.notes.append(
+            f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
+            "the next opening for writing cuts them off"
+        )

@@ -1,0 +1,173 @@
+"""The part of `verify` that looks at files as such: names, sizes and gaps, the configuration, the checkpoint."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
+from stratalog.layout import names
+from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
+from stratalog.layout.loosejson import decode_loose_json
+from stratalog.layout.message import HEAD, decode_record
+from stratalog.layout.names import offset_name, offset_of, queue_id_of
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.disk import UNFINISHED, Disk
+from stratalog.store.snapshot import is_whole
+from stratalog.tools.verify_report import REBUILD, Part, Problem, VerifyReport
+
+BACKUP = ".bak"
+JSON_SUFFIX = ".json"
+QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT)
+"""Directories that hold one directory for each topic, in that one for each queue, in that data files."""
+UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
+"""What a repair writes into `abort` while it works on such a store."""
+_AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
+_CONFIG_STEP = "stratalog repair takes the backup; without one, restore the file or let the broker write it anew"
+
+
+def was_closed(root: Path, disk: Disk) -> bool:
+    """Whether the last stop was clean, though a repair may have been killed since."""
+    return disk.read(root / names.ABORT) in (None, UNDER_REPAIR)
+
+
+def log_files_size(root: Path, disk: Disk, file_size: int) -> int:
+    """Bytes of the log by its files' names: what there is to look through."""
+    starts = [start for name in disk.files(root / names.COMMIT_LOG) if (start := offset_of(name)) is not None]
+    return starts[-1] - starts[0] + file_size if starts else 0
+
+
+def queue_directories(root: Path, tree: str, disk: Disk) -> Iterator[tuple[str, int, Path]]:
+    """Topic, queue id and directory of every queue below one of `QUEUE_TREES`."""
+    for topic in filter(names.is_topic, disk.directories(root / tree)):
+        for name in disk.directories(root / tree / topic):
+            queue_id = queue_id_of(name)
+            if queue_id is not None:
+                yield topic, queue_id, root / tree / topic / name
+
+
+def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyReport) -> None:
+    """Look at every directory of data files, and at the configuration. The log's content is not looked at."""
+    log = root / names.COMMIT_LOG
+    restore = (
+        "restore the file, or let `stratalog repair` mend it: whole records are kept. If the store uses another size, "
+        "give mapped_file_size_commit_log"
+    )
+    _check_directory(log, settings.commit_log_file_size, restore, disk, report)
+    snapshot = disk.read(root / names.SNAPSHOT)
+    if snapshot is not None and not is_whole(snapshot):
+        step = "remove it: it is written anew when the store is closed"
+        _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
+    for tree in QUEUE_TREES:
+        for _, _, directory in queue_directories(root, tree, disk):
+            sizes = list(disk.files(directory).values())
+            usual = settings.consume_queue_file_size if tree == names.CONSUME_QUEUE else max(sizes, default=0)
+            _check_directory(directory, usual, REBUILD, disk, report)
+    for name in disk.files(root / names.INDEX):
+        if not names.is_index_name(name):
+            _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
+    for name in [name for name in disk.files(root) if name.endswith(UNFINISHED)]:
+        report.notes.append(f"{root / name}: left over from a process that was killed; `stratalog repair` removes it")
+    check_config(root, disk, report)
+
+
+def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk, report: VerifyReport) -> None:
+    """Files of one size, each named by where it begins, none missing between the first and the last."""
+    files = disk.files(directory)
+    starts: list[int] = []
+    for name, size in files.items():
+        start = offset_of(name)
+        if start is None:
+            _add(report, directory / name, "a data file's name (20 digits)", "another name", _AWAY)
+            continue
+        starts.append(start)
+        if start % file_size if file_size else 0:
+            _add(report, directory / name, f"a file that begins at a multiple of {file_size:,}", "another", next_step)
+        if size != file_size and (size or name != max(files)):  # a last file of no size is one that was just created
+            _add(
+                report, directory / name, f"a file of {file_size:,} bytes", f"{size:,} bytes", next_step, position=size
+            )
+    for low, high in pairwise(starts):
+        if high - low > file_size:
+            path = directory / offset_name(low + file_size)
+            _add(report, path, f"a file for bytes {low + file_size:,} to {high - 1:,}", "no file", next_step)
+
+
+def config_files(root: Path, disk: Disk) -> Iterator[Path]:
+    """The JSON files of the configuration, named by the file or by its backup."""
+    found = disk.files(root / names.CONFIG)
+    primary = {name.removesuffix(BACKUP) for name in found}
+    for name in sorted(name for name in primary if name.endswith(JSON_SUFFIX)):
+        yield root / names.CONFIG / name
+
+
+def config_fault(path: Path, disk: Disk) -> str | None:
+    """Why a configuration file cannot be read, None when it can."""
+    content = disk.read(path)
+    if not content:
+        return "no file" if content is None else "an empty file"
+    try:
+        decode_loose_json(content)
+    except CorruptData as error:
+        return str(error)
+    return None
+
+
+def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
+    """Every JSON file must be readable, or its backup: RocketMQ takes that then."""
+    for path in config_files(root, disk):
+        fault = config_fault(path, disk)
+        if fault is None:
+            continue
+        backup = path.with_name(path.name + BACKUP)
+        if config_fault(backup, disk) is None:
+            what = f"{fault}; {backup.name} is whole, the broker takes that"
+        else:
+            what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
+        _add(report, path, "configuration that can be read", what, _CONFIG_STEP, part="config")
+
+
+def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
+    """The checkpoint must name a record of the log; it may trail, but not be ahead. Call it when the log is known."""
+    path = root / names.CHECKPOINT
+    stored = disk.read(path)
+    rebuild = "run `stratalog rebuild --checkpoint` while the store is closed"
+    if stored is None:
+        return
+    if len(stored) != FILE_SIZE:
+        _add(report, path, f"{FILE_SIZE:,} bytes", f"{len(stored):,} bytes", rebuild, part="checkpoint")
+        return
+    checkpoint = Checkpoint.load(root, disk)
+    if checkpoint.seal is None and SEAL.unpack(stored, SEAL_POSITION).log_end_offset:  # 0: of an empty store
+        _add(report, path, "counts that fit their CRC", "others", rebuild, position=SEAL_POSITION, part="checkpoint")
+    offset = checkpoint.logics_commit_log_offset
+    if offset and not report.in_damage(offset) and offset >= report.log_begin and not _is_record(root, offset, disk):
+        _add(
+            report, path, "the log offset of a record", f"{offset:,}, where none begins (the log ends at "
+            f"{report.log_end:,}): after a crash RocketMQ would not look at what is before it", rebuild,
+            position=CHECKPOINT.position("logics_commit_log_offset"), part="checkpoint",
+        )  # fmt: skip
+
+
+def _is_record(root: Path, commit_log_offset: int, disk: Disk) -> bool:
+    for name, size in disk.files(root / names.COMMIT_LOG).items():
+        start = offset_of(name)
+        if start is not None and start <= commit_log_offset < start + size:
+            file = disk.open(root / names.COMMIT_LOG / name)
+            try:
+                head = file.read(commit_log_offset - start, HEAD.size)
+                total_size = HEAD.unpack(head).total_size
+                decode_record(file.read(commit_log_offset - start, min(max(0, total_size), size)))
+            except CorruptData:
+                return False
+            finally:
+                file.close()
+            return True
+    return False
+
+
+def _add(
+    report: VerifyReport, path: Path, expected: str, found: str, next_step: str, *, position: int = 0,
+    part: Part = "files",
+) -> None:  # fmt: skip
+    report.add(Problem(part, str(path), position, expected, found, next_step))

@@ -1,0 +1,312 @@
+"""The part of `verify` that compares IndexFiles with the items that the log calls for."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.config.settings import StoreSettings
+from stratalog.kernels.index import (
+    HEADER_BEGIN_TIMESTAMP,
+    HEADER_NEXT_ITEM,
+    put_keys,
+)
+from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position, slots_position
+from stratalog.layout.names import INDEX, is_index_name
+from stratalog.store.disk import PrivateDisk
+from stratalog.tools.verify_report import REBUILD, Chunk, Problem, VerifyReport
+
+Int64 = NDArray[np.int64]
+
+_SCRATCH_ITEMS = 1 << 18
+_HASH_BITS = 31
+
+
+@dataclass(slots=True)
+class _Items:
+    """Index items in log order: log offset, key hash, seconds, and their numbers in the file they come from."""
+
+    offsets: Int64
+    hashes: Int64
+    seconds: Int64
+    numbers: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def same(self, other: "_Items") -> bool:
+        return (
+            np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.hashes, other.hashes)
+            and np.array_equal(self.seconds, other.seconds)
+        )
+
+    def names(self, begin: int) -> Int64:
+        """One number for each (log offset, key hash); `begin` is a log offset at or before all of them."""
+        return ((self.offsets - begin) << _HASH_BITS) | self.hashes
+
+    def at(self, chosen: NDArray[np.bool_] | Int64 | slice) -> "_Items":
+        numbers = self.numbers[chosen] if len(self.numbers) else self.numbers
+        return _Items(self.offsets[chosen], self.hashes[chosen], self.seconds[chosen], numbers)
+
+
+class _IndexFile:
+    """One file as it stands on disk; its items are loaded when the log reaches them and dropped behind it."""
+
+    def __init__(self, path: Path, disk: PrivateDisk, slot_count: int, item_capacity: int) -> None:
+        self.path = path
+        self._view = disk.map(path).view
+        self._slot_count = slot_count
+        self.header = HEADER.unpack(self._view.data)
+        self.item_count = min(max(0, self.header.next_item - 1), item_capacity - 1)
+        self._rest: _Items | None = None
+        self._used: tuple[Int64, Int64] | None = None
+
+    def _stored(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        first = items_position(self._slot_count) + ITEM.size
+        return np.frombuffer(self._view, ITEM.dtype, self.item_count, first)
+
+    def position(self, number: int) -> int:
+        """Byte position of an item."""
+        return items_position(self._slot_count) + ITEM.size * number
+
+    def take(self, below: int) -> _Items:
+        """The items of records below a log offset that were not taken before."""
+        if self._rest is None:
+            stored = self._stored()
+            numbers = np.arange(1, self.item_count + 1)
+            offsets, hashes, seconds = (
+                stored[name].astype(np.int64) for name in ("commit_log_offset", "key_hash", "seconds")
+            )
+            self._rest = _Items(offsets, hashes, seconds, numbers)
+            self._rest.seconds[:1] = 0  # the first item's time counts from the end of the file before
+            if np.any(np.diff(self._rest.offsets) < 0):  # damaged: each item still meets the chunk it belongs to
+                order = np.argsort(self._rest.offsets, kind="stable")
+                self._rest = self._rest.at(order)
+        cut = int(np.searchsorted(self._rest.offsets, below))
+        taken, self._rest = self._rest.at(slice(0, cut)), self._rest.at(slice(cut, None))
+        return taken
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether items are left that were not taken yet."""
+        return bool(self.item_count if self._rest is None else len(self._rest))
+
+    def header_faults(self) -> list[tuple[str, int, int]]:
+        """Header fields that the items contradict: name, value by the items, value in the header."""
+        stored, header = self._stored(), self.header
+        wanted = {"next_item": self.item_count + 1}
+        if self.item_count:
+            wanted["begin_commit_log_offset"] = int(stored["commit_log_offset"][0])
+            wanted["end_commit_log_offset"] = int(stored["commit_log_offset"][-1])
+            wanted["used_slot_count"] = len(self._used_slots()[0])
+        return [
+            (name, value, getattr(header, name)) for name, value in wanted.items() if getattr(header, name) != value
+        ]
+
+    def _used_slots(self) -> tuple[Int64, Int64]:
+        """Numbers of the slots that are not empty, and the items that they begin with."""
+        if self._used is None:
+            table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())["newest_item"]
+            used = np.flatnonzero(table.view(np.int32))  # in whatever byte order: most slots are empty
+            self._used = used, table[used].astype(np.int64)
+        return self._used
+
+    def chain_faults(self) -> tuple[Int64, Int64]:
+        """Items that no chain of their slot holds exactly once, and slots that begin with an item of another slot.
+
+        Chains are right exactly when every link leads to an older item of the same slot, every slot to an item of its
+        own, and every item is led to once: then the items of a slot form one falling path.
+        """
+        stored = self._stored()
+        used, heads = self._used_slots()
+        slot_of = np.empty(self.item_count + 1, np.int64)
+        slot_of[0] = -1
+        slot_of[1:] = stored["key_hash"].astype(np.int64) % self._slot_count
+        previous = stored["previous_item"].astype(np.int64)
+        numbers = np.arange(1, self.item_count + 1)
+        falls = (previous >= 0) & (previous < numbers)
+        falls &= (previous <= 0) | (slot_of[np.where(falls, previous, 0)] == slot_of[1:])
+        inside = (heads > 0) & (heads <= self.item_count)
+        begins = inside & (slot_of[np.where(inside, heads, 0)] == used)
+        led_to = np.bincount(np.concatenate((previous[falls], heads[begins])), minlength=self.item_count + 1)[1:]
+        return numbers[~falls | (led_to != 1)], used[~begins]
+
+    def slot_position(self, slot: int) -> int:
+        return slots_position() + SLOT.size * slot
+
+
+class IndexCheck:
+    """Takes the log in chunks, in order, and says what the index lacks or has too much.
+
+    Files of releases before 5.4 have no items for tags: a stretch of the log without any is taken as theirs.
+    """
+
+    def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
+        self._report = report
+        self._with_tags = self._tags_seen = settings.compatibility != "5.3"
+        self._begin = self._missing_count = 0
+        self._files: list[_IndexFile] = []
+        wanted = file_size(settings.index_slot_count, settings.index_item_capacity)
+        for name, size in disk.files(root / INDEX).items():
+            path = root / INDEX / name
+            if is_index_name(name) and size == wanted:
+                self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
+            elif is_index_name(name):
+                self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
+        self._directory = root / INDEX
+        report.index_file_count = len(self._files)
+        self._scratch = np.zeros(file_size(1, _SCRATCH_ITEMS), np.uint8)
+
+    def _add(self, path: Path, position: int, expected: str, found: str, next_step: str = REBUILD) -> None:
+        self._report.add(Problem("index", str(path), position, expected, found, next_step))
+
+    def check(self, chunk: Chunk) -> None:
+        """Compare the items of these records."""
+        below = chunk.end_offset
+        taken = [(file, items) for file in self._files if len(items := file.take(below))]
+        self._report.index_item_count += sum(len(items) for _, items in taken)
+        if not self._are_as_expected(chunk, taken):
+            self._report_differences(chunk, taken)
+        self._begin = below
+
+    def _are_as_expected(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> bool:
+        """The usual case: all items of the chunk in one file, in order, with tags or without as in the chunk before."""
+        if len(taken) != 1:
+            return False
+        file, items = taken[0]
+        if items.same(self._expected(chunk, file, with_tags=self._tags_seen)):
+            return True
+        if items.same(self._expected(chunk, file, with_tags=not self._tags_seen)):
+            self._tags_seen = not self._tags_seen
+            return True
+        return False
+
+    def _expected(self, chunk: Chunk, file: _IndexFile | None, *, with_tags: bool) -> _Items:
+        """The items that the kernel makes of the chunk, with times as that file counts them."""
+        header = np.zeros(len(HEADER.fields), np.int64)
+        header[HEADER_BEGIN_TIMESTAMP] = file.header.begin_timestamp if file else 0
+        stored = np.frombuffer(self._scratch, ITEM.dtype, _SCRATCH_ITEMS, items_position(1))
+        pieces = []
+        record = key = 0
+        while True:
+            header[HEADER_NEXT_ITEM] = 2  # item 1 would set the file's begin
+            record, key = put_keys(
+                chunk.file.address, chunk.positions, record, len(chunk.positions), chunk.base_offset,
+                self._scratch.ctypes.data, self._scratch.ctypes.data + items_position(1), 1, _SCRATCH_ITEMS, header,
+                with_tags, key,
+            )  # fmt: skip
+            made = stored[2 : header[HEADER_NEXT_ITEM]]
+            pieces.append([made[name].astype(np.int64) for name in ("commit_log_offset", "key_hash", "seconds")])
+            if record == len(chunk.positions):
+                break
+        return _Items(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+
+    def _report_differences(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> None:
+        expected = self._expected(chunk, None, with_tags=self._with_tags)
+        begin = min([self._begin, *(int(items.offsets[0]) for _, items in taken)])
+        needed = expected.names(begin)
+        for file, items in taken:
+            self._report_surplus(file, items, self._expected(chunk, file, with_tags=True), begin)
+        there = np.concatenate([items.names(begin) for _, items in taken]) if taken else np.empty(0, np.int64)
+        missing = ~np.isin(needed, there)
+        if self._with_tags and missing.any():
+            for_keys = np.isin(needed, self._expected(chunk, None, with_tags=False).names(begin))
+            missing &= for_keys | _between(~missing & ~for_keys)
+        if missing.any():
+            self._report_missing(expected.at(missing), taken)
+
+    def _report_surplus(self, file: _IndexFile, items: _Items, expected: _Items, begin: int) -> None:
+        """Items that no record has, or with another time than the record's."""
+        needed = expected.names(begin)
+        order = np.argsort(needed, kind="stable")
+        names = items.names(begin)
+        place = np.minimum(np.searchsorted(needed, names, sorter=order), max(0, len(needed) - 1))
+        at = order[place] if len(needed) else np.zeros(len(names), np.int64)
+        known = needed[at] == names if len(needed) else np.zeros(len(names), np.bool_)
+        late = known & (expected.seconds[at] != items.seconds) if len(needed) else known
+        for number in np.flatnonzero(late).tolist():
+            item, seconds = int(items.numbers[number]), int(expected.seconds[at[number]])
+            what = f"item {item:,} at {seconds:,} s after the file's begin"
+            self._add(file.path, file.position(item), what, f"{int(items.seconds[number]):,} s")
+        for number in np.flatnonzero(~known).tolist():
+            self._report_unknown(file, items, number)
+
+    def _report_unknown(self, file: _IndexFile, items: _Items, number: int) -> None:
+        offset = int(items.offsets[number])
+        if 0 <= offset < self._report.log_begin or self._report.in_damage(offset):
+            return
+        self._add(
+            file.path, file.position(int(items.numbers[number])),
+            f"item {int(items.numbers[number]):,} to be a key of a record",
+            f"log offset {offset:,} with key hash {int(items.hashes[number])}, which no record has",
+        )  # fmt: skip
+
+    def _report_missing(self, missing: _Items, taken: list[tuple[_IndexFile, _Items]]) -> None:
+        if not self._report.clean and not self._later_items():
+            last = max((int(items.offsets[-1]) for _, items in taken), default=-1)
+            behind = missing.offsets >= last
+            self._report.index_items_behind += int(behind.sum())
+            missing = missing.at(~behind)
+        if len(missing) and not self._files:
+            self._missing_count += len(missing)
+        elif len(missing):
+            path = taken[-1][0].path if taken else self._directory
+            first, last = int(missing.offsets[0]), int(missing.offsets[-1])
+            self._add(
+                path, 0, f"items for {len(missing):,} keys of records at log offsets {first:,} to {last:,}", "none"
+            )
+
+    def _later_items(self) -> bool:
+        """Whether the index goes on behind what was taken so far."""
+        return any(file.has_rest for file in self._files)
+
+    def finish(self) -> None:
+        """Look at what is left in the files, at their headers and at the chains of their slots."""
+        if self._missing_count:
+            self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file")
+        for file in self._files:
+            rest = file.take(np.iinfo(np.int64).max)
+            for number in range(len(rest)):
+                if self._report.clean or int(rest.offsets[number]) < self._report.log_end:
+                    self._report_unknown(file, rest, number)
+            self._check_inside(file)
+
+    def _check_inside(self, file: _IndexFile) -> None:
+        newest_is_open = file is self._files[-1] and not self._report.clean
+        if newest_is_open:
+            self._report.notes.append(
+                f"{file.path} was open when the store stopped: its chains are not checked, "
+                "the next opening builds it again"
+            )
+            return
+        for name, expected, found in file.header_faults():
+            self._add(
+                file.path, HEADER.position(name), f"{name} {expected:,} in the header, as its items say", f"{found:,}"
+            )
+        items, slots = file.chain_faults()
+        for number in items.tolist():
+            self._add(
+                file.path, file.position(number), f"item {number:,} to be reached exactly once from its slot",
+                "a broken chain: keys of this slot may not be found",
+            )  # fmt: skip
+        for slot in slots.tolist():
+            self._add(
+                file.path, file.slot_position(slot), f"slot {slot:,} to begin with one of its items", "another item"
+            )
+
+
+_SIZES = (
+    "if the store uses another size, give max_hash_slot_num and max_index_num; else remove the file's directory and "
+    "consumequeue/ and open the store again: both are rebuilt from the log"
+)
+
+
+def _between(present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """True from the first to the last True of `present`."""
+    found = np.flatnonzero(present)
+    inside = np.zeros(len(present), np.bool_)
+    if found.size:
+        inside[found[0] : found[-1] + 1] = True
+    return inside

@@ -1,0 +1,312 @@
+"""The part of `verify` that compares ConsumeQueue files with the units that the log calls for."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
+from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
+from stratalog.kernels.queue_table import QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
+from stratalog.layout.light import allows_light, is_light
+from stratalog.layout.message import Record, decode_record
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
+    SCHEDULE_TOPIC,
+    delay_table_ms,
+    is_topic,
+    offset_name,
+    offset_of,
+    queue_id_of,
+)
+from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_filler
+from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.dispatch import QueueTable, may_be_lost
+from stratalog.store.extension import ExtensionFiles
+from stratalog.store.message import message_at
+from stratalog.store.open_files import OpenFiles
+from stratalog.store.topics import Topics
+from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
+from stratalog.tools.verify_special import SpecialQueues
+
+Units = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class _QueueFiles:
+    """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
+
+    def __init__(self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk) -> None:
+        file_size = settings.consume_queue_file_size
+        self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
+        self.name = f"{topic}/{queue_id}"
+        self._units_per_file = file_size // UNIT.size
+        self._files: dict[int, MappedFile] = {}
+        for name, size in disk.files(self.directory).items():
+            start = offset_of(name)
+            if start is not None and size == file_size:
+                self._files[start // UNIT.size] = disk.map(self.directory / name)
+        extension = disk.files(root / CONSUME_QUEUE_EXT / topic / str(queue_id))
+        size = max(extension.values(), default=settings.consume_queue_ext_file_size)
+        self.extension = ExtensionFiles(root, topic, queue_id, OpenFiles(disk), disk, file_size=size)
+        with contextlib.suppress(CorruptData):  # of another size: `check_files` tells
+            self.extension.load()
+
+    def units(self, first: int, count: int) -> Units:
+        """Units [first, first + count), a copy."""
+        found = np.zeros(count, UNIT.dtype)
+        for start in range(first - first % self._units_per_file, first + count, self._units_per_file):
+            if start in self._files:
+                low, high = max(first, start), min(first + count, start + self._units_per_file)
+                stored = np.frombuffer(self._files[start].view, UNIT.dtype, high - low, (low - start) * UNIT.size)
+                found[low - first : high - first] = stored
+        return found
+
+    def place(self, queue_offset: int) -> tuple[str, int]:
+        """File and position of a unit."""
+        start = queue_offset - queue_offset % self._units_per_file
+        return str(self.directory / offset_name(start * UNIT.size)), (queue_offset - start) * UNIT.size
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Queue offsets that the files have room for, as [first, end) a file."""
+        return [(start, start + self._units_per_file) for start in sorted(self._files)]
+
+
+class _Expected:
+    """How far the log has led one queue: units [first, next) were compared."""
+
+    def __init__(self, files: _QueueFiles, first: int) -> None:
+        self.files = files
+        self.first = self.next = first
+
+
+class QueueCheck:
+    """Takes the log in chunks, in order, and says what the queues lack or have too much."""
+
+    def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
+        self._root, self._disk, self._report, self._settings = root, disk, report, settings
+        self._delays = np.array(delay_table_ms(settings.message_delay_level), np.int64)
+        self._table = QueueTable()
+        self._by_row: list[_Expected | None] = []
+        self._row_of: dict[tuple[str, int], int] = {}
+        self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
+        self._sorted = np.empty_like(self._units)
+        self._rows = np.empty(CHUNK_RECORDS, np.int32)
+        self._special = SpecialQueues(root, disk, report)
+        self._configs = Topics(root, disk).configs
+        self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
+        light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
+        self._has_light_queues = light or settings.dispatches_light_queues
+
+    def check(self, chunk: Chunk) -> None:
+        """Compare the units of these records."""
+        done, count = 0, len(chunk.positions)
+        while done < count:
+            done = self._step(chunk, done, count)
+            if done < count:
+                self._take_special(chunk, done)
+                done += 1
+
+    def _step(self, chunk: Chunk, done: int, count: int) -> int:
+        """Compare units from record `done` on, up to `count` or to one that needs more than a kernel does."""
+        begin, status = done, UnitStatus.GAP
+        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP):
+            done, found = build_units(
+                chunk.file.address, chunk.positions, done, count, chunk.base_offset, self._table.rows,
+                self._table.table, self._units, self._rows, self._delays,
+            )  # fmt: skip
+            status = UnitStatus(found)
+            if status == UnitStatus.UNKNOWN_QUEUE:
+                self._register(self._record(chunk, done))
+                continue
+            self._compare(chunk, begin, done)
+            begin = done
+            if status == UnitStatus.GAP and not self._pass_gap(chunk, done):
+                begin = done = done + 1
+        return done
+
+    def _record(self, chunk: Chunk, number: int) -> Record:
+        return decode_record(chunk.file.view.data, int(chunk.positions[number]), verify=False)
+
+    def _kind_of(self, topic: str) -> QueueKind:
+        """As the dispatcher sees it; records of a light queue itself are taken like those that name it."""
+        config = self._configs.get(topic)
+        if config.queue_type == "BatchCQ" if config else topic in self._batch_topics:
+            return QueueKind.BATCH
+        if self._has_light_queues and is_light(topic):
+            return QueueKind.BATCH
+        if topic == SCHEDULE_TOPIC:
+            return QueueKind.SCHEDULE
+        return QueueKind.LIGHT if self._has_light_queues and allows_light(topic) else QueueKind.PLAIN
+
+    def _take_special(self, chunk: Chunk, number: int) -> None:
+        record = self._record(chunk, number)
+        topic = _topic_of(record)
+        row = self._row_of[topic, record.queue_id]
+        kind = self._table.rows[row][QUEUE_KIND]
+        if kind == QueueKind.LIGHT:
+            self._special.take_light(record)
+            self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
+            self._step(chunk, number, number + 1)
+            self._table.rows[row][QUEUE_KIND] = kind
+        elif not is_light(topic):
+            self._special.take_batch(topic, record)
+        elif not record.queue_id:
+            self._special.take_own(topic, record.queue_offset, record)
+
+    def _register(self, record: Record) -> None:
+        """Know a queue from its first record on; one that can have no directory is in no queue, and not compared."""
+        topic, kind = _topic_of(record), QueueKind.PLAIN
+        files = None
+        if is_topic(topic) and record.queue_id >= 0:
+            kind = self._kind_of(topic)
+            files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
+        row = self._table.add(topic, record.queue_id, record.queue_offset, kind=kind)
+        self._row_of[topic, record.queue_id] = row
+        self._by_row.append(_Expected(files, record.queue_offset) if files else None)
+
+    def _files(self, topic: str, queue_id: int) -> _QueueFiles:
+        return _QueueFiles(self._root, topic, queue_id, self._settings, self._disk)
+
+    def _compare(self, chunk: Chunk, begin: int, end: int) -> None:
+        """Compare units `begin` to `end - 1` of the chunk, queue by queue."""
+        starts = np.zeros(self._table.count + 1, np.int64)
+        units, rows = self._units[begin * UNIT.size :], self._rows[begin:]
+        scatter(units, rows, end - begin, self._table.count, starts, self._sorted)
+        everything: Units = self._sorted.view(UNIT.dtype)
+        for row in np.flatnonzero(np.diff(starts)).tolist():
+            queue = self._by_row[row]
+            if queue is None:
+                continue
+            expected = everything[starts[row] : starts[row + 1]]
+            stored = queue.files.units(queue.next, len(expected))
+            if stored.tobytes() != expected.tobytes():
+                self._look_up(chunk, queue.files.extension, expected, stored)
+                self._report_differences(queue, expected, stored)
+            queue.next += len(expected)
+            self._report.unit_count += len(expected)
+
+    @staticmethod
+    def _look_up(chunk: Chunk, extension: ExtensionFiles, expected: Units, stored: Units) -> None:
+        """Put in place of addresses the tags codes that stand there, if the store times there are the records'."""
+        mine = stored["commit_log_offset"] == expected["commit_log_offset"]
+        for number in np.flatnonzero(mine & (stored["tags_code"] < 0)).tolist():
+            address = int(stored["tags_code"][number])
+            if not is_extension_address(address):
+                continue
+            with contextlib.suppress(CorruptData):
+                found = extension.read(address)
+                position = int(stored["commit_log_offset"][number]) - chunk.base_offset
+                if found.store_timestamp == message_at(chunk.file.map, position).store_timestamp:
+                    stored["tags_code"][number] = found.tags_code
+
+    def _report_differences(self, queue: _Expected, expected: Units, stored: Units) -> None:
+        same = stored == expected
+        end = len(expected)
+        if not self._report.clean:
+            written = np.flatnonzero(stored["size"])
+            end = int(written[-1]) + 1 if written.size else 0
+            self._report.units_behind += len(expected) - end
+        self._report_missing(queue, (~same[:end]) & (stored["size"][:end] == 0))
+        for number in np.flatnonzero(~same[:end] & (stored["size"][:end] != 0)).tolist():
+            self._add(queue.files, queue.next + number, _told(expected[number]), _told(stored[number]))
+
+    def _report_missing(self, queue: _Expected, missing: NDArray[np.bool_]) -> None:
+        """Units that are zeros: one problem for each run of them."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], missing, [False])))).tolist()
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            path, position = queue.files.place(queue.next + begin)
+            what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
+            self._report.add(Problem("queue", path, position, what, "zeros", REBUILD))
+
+    def _pass_gap(self, chunk: Chunk, number: int) -> bool:
+        """The next record of a queue is further on than its queue: messages between are lost, or stand in damage.
+
+        False for an offset that no lost messages explain: the dispatcher passes over such a record too.
+        """
+        record = self._record(chunk, number)
+        row, queue_offset = self._row_of[_topic_of(record), record.queue_id], record.queue_offset
+        queue = self._by_row[row]
+        if queue is not None:
+            if not may_be_lost(queue_offset - queue.next, record.commit_log_offset - self._report.log_begin):
+                self._report.add(
+                    Problem(
+                        "log", str(chunk.file.path), int(chunk.positions[number]),
+                        f"an offset near {queue.next:,} in queue {queue.files.name}", f"{queue_offset:,}",
+                        "restore the file from a copy; as it is, the message is not in its queue",
+                    )
+                )  # fmt: skip
+                return False
+            stored = queue.files.units(queue.next, queue_offset - queue.next)
+            known = fillers(stored) | self._is_damaged(stored)
+            for number in np.flatnonzero(~known).tolist():
+                self._add(queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]))
+            queue.next = queue_offset
+        self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
+        return True
+
+    def finish(self) -> None:
+        """Look at what stands in the files beside the units that the log led to."""
+        for topic, queue_id in self._names(CONSUME_QUEUE):
+            if self._kind_of(topic) != QueueKind.BATCH:
+                self._report.queue_count += 1
+                self._check_leftovers(topic, queue_id)
+            elif is_light(topic) and not queue_id:
+                self._special.expect(topic, queue_id)
+        for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
+            self._special.expect(topic, queue_id)
+        self._special.finish()
+
+    def _names(self, tree: str) -> Iterator[tuple[str, int]]:
+        for topic in filter(is_topic, self._disk.directories(self._root / tree)):
+            for queue_id in map(queue_id_of, self._disk.directories(self._root / tree / topic)):
+                if queue_id is not None:
+                    yield topic, queue_id
+
+    def _check_leftovers(self, topic: str, queue_id: int) -> None:
+        """Units that no record called for: fillers and units of records that expired are fine, others are not."""
+        row = self._row_of.get((topic, queue_id))
+        queue = self._by_row[row] if row is not None else None
+        queue = queue or _Expected(self._files(topic, queue_id), 0)
+        for low, high in queue.files.ranges():
+            for first, end in ((low, min(high, queue.first)), (max(low, queue.next), high)):
+                if first < end:
+                    self._check_unclaimed(queue.files, first, queue.files.units(first, end - first))
+
+    def _check_unclaimed(self, files: _QueueFiles, first: int, stored: Units) -> None:
+        report = self._report
+        known = (stored["size"] == 0) | fillers(stored) | self._is_damaged(stored)
+        known |= stored["commit_log_offset"] < report.log_begin
+        if not report.clean:  # a power cut may take the log's last pages and leave the queue's
+            known |= stored["commit_log_offset"] >= report.log_end
+        for number in np.flatnonzero(~known).tolist():
+            self._add(files, first + number, "nothing, the log has no such message", _told(stored[number]))
+
+    def _is_damaged(self, stored: Units) -> NDArray[np.bool_]:
+        offsets = stored["commit_log_offset"]
+        inside = np.zeros(len(stored), np.bool_)
+        for damage in self._report.damages:
+            inside |= (offsets >= damage.begin) & (offsets < damage.end)
+        return inside & (stored["size"] > 0)
+
+    def _add(self, files: _QueueFiles, queue_offset: int, expected: str, found: str) -> None:
+        path, position = files.place(queue_offset)
+        what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"
+        self._report.add(Problem("queue", path, position, what, found, REBUILD))
+
+
+def _topic_of(record: Record) -> str:
+    return record.topic.decode("utf-8", "surrogateescape")
+
+
+def _told(unit: np.void) -> str:
+    if not unit["size"]:
+        return "no unit (zeros)"
+    commit_log_offset, size, tags_code = unit.item()
+    if is_filler(size, tags_code):
+        return "a filler unit"
+    return f"log offset {commit_log_offset:,}, size {size:,}, tags code {tags_code}"

@@ -1,0 +1,133 @@
+"""The part of `verify` for queues whose units do not stand for one record of their own each: batch and light queues.
+
+What the log calls for is collected while it is walked, and compared with the files at the end.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratalog.layout.batch import batch_size_of
+from stratalog.layout.javahash import string_hash
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
+from stratalog.layout.message import Record
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_name, offset_of
+from stratalog.layout.properties import TAGS, find_property
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fillers
+from stratalog.layout.record import Layout
+from stratalog.store.disk import PrivateDisk
+from stratalog.tools.verify_report import REBUILD, Problem, VerifyReport
+
+Units = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class _Expected:
+    """The units that the log calls for in one queue, and where they stand.
+
+    `numbers` are their places in the queue: the queue offset for a light queue. A batch queue's units stand one behind
+    the other, wherever the first file begins: they are found by their log offset.
+    """
+
+    def __init__(self, directory: Path, layout: Layout) -> None:
+        self.directory = directory
+        self.layout = layout
+        self.numbers: list[int] = []
+        self.units = bytearray()
+
+
+class SpecialQueues:
+    """Batch queues and light queues: takes the records that need more than a kernel does, in the log's order."""
+
+    def __init__(self, root: Path, disk: PrivateDisk, report: VerifyReport) -> None:
+        self._root, self._disk, self._report = root, disk, report
+        self._queues: dict[tuple[str, int], _Expected] = {}
+
+    def expect(self, topic: str, queue_id: int) -> None:
+        """Look at this queue's files though the log may call for nothing in it."""
+        self._queue(topic, queue_id, UNIT if is_light(topic) else BATCH_UNIT)
+
+    def take_batch(self, topic: str, record: Record) -> None:
+        size, problem = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
+        if problem:
+            self._report.notes.append(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
+        queue = self._queue(topic, record.queue_id, BATCH_UNIT)
+        queue.numbers.append(len(queue.numbers))
+        queue.units += BATCH_UNIT.pack(
+            record.commit_log_offset, record.total_size, _tags_code(record), record.store_timestamp,
+            record.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
+        )  # fmt: skip
+
+    def take_light(self, record: Record) -> None:
+        places, problems = light_places(record.properties, record.commit_log_offset)
+        self._report.notes += [f"log offset {record.commit_log_offset:,}: {problem}" for problem in problems]
+        for topic, queue_offset in places:
+            self.take_own(topic, queue_offset, record)
+
+    def take_own(self, topic: str, queue_offset: int, record: Record) -> None:
+        """A record stands in a light queue at an offset."""
+        queue = self._queue(topic, LIGHT_QUEUE_ID, UNIT)
+        if not queue.numbers or queue_offset > queue.numbers[-1]:
+            queue.numbers.append(queue_offset)
+            queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
+
+    def _queue(self, topic: str, queue_id: int, layout: Layout) -> _Expected:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            tree = BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else CONSUME_QUEUE
+            queue = self._queues[topic, queue_id] = _Expected(self._root / tree / topic / str(queue_id), layout)
+        return queue
+
+    def finish(self) -> None:
+        """Compare what was collected with what stands in the files."""
+        for (topic, queue_id), queue in sorted(self._queues.items()):
+            self._report.queue_count += 1
+            self._compare(f"{topic}/{queue_id}", queue)
+
+    def _compare(self, name: str, queue: _Expected) -> None:
+        report, layout = self._report, queue.layout
+        stored, places = self._stored(queue)
+        real = (stored["size"] != 0) & ~fillers(stored) & (stored["commit_log_offset"] >= report.log_begin)
+        if not report.clean:  # a power cut may take the log's last pages and leave the queue's
+            real &= stored["commit_log_offset"] < report.log_end
+        known = {
+            int(unit["commit_log_offset"]): at for at, unit in zip(np.flatnonzero(real), stored[real], strict=True)
+        }
+        expected: Units = np.frombuffer(queue.units, layout.dtype)
+        newest = max(known, default=-1)
+        for number, unit in zip(queue.numbers, expected, strict=True):
+            at = known.pop(int(unit["commit_log_offset"]), None)
+            report.unit_count += 1
+            if at is None and not report.clean and unit["commit_log_offset"] > newest:
+                report.units_behind += 1
+            elif at is None:
+                self._add(queue, 0, f"a unit of queue {name} for log offset {unit['commit_log_offset']:,}", "none")
+            elif stored[at] != unit or (layout is UNIT and places[at] != number * layout.size):
+                self._add(queue, places[at], f"{unit} in queue {name}", str(stored[at]))
+        for offset, at in known.items():
+            if not report.in_damage(offset):
+                self._add(queue, places[at], f"nothing in queue {name}: the log has no such message", str(stored[at]))
+
+    def _stored(self, queue: _Expected) -> tuple[Units, Any]:
+        """All units in the files, and where each stands in the queue (bytes)."""
+        pieces, places = [np.zeros(0, queue.layout.dtype)], [np.zeros(0, np.int64)]
+        for name, size in self._disk.files(queue.directory).items():
+            start = offset_of(name)
+            if start is None or not size:
+                continue
+            file = self._disk.map(queue.directory / name)
+            units = np.frombuffer(file.view, queue.layout.dtype, size // queue.layout.size).copy()
+            file.close()
+            pieces.append(units)
+            places.append(start + np.arange(len(units)) * queue.layout.size)
+        return np.concatenate(pieces), np.concatenate(places)
+
+    def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
+        sizes = [size for size in self._disk.files(queue.directory).values() if size]
+        start = place - place % sizes[0] if sizes else 0
+        path = str(queue.directory / offset_name(start))
+        self._report.add(Problem("queue", path, int(place - start), expected, found, REBUILD))
+
+
+def _tags_code(record: Record) -> int:
+    return string_hash(find_property(record.properties, TAGS.encode()) or "")
