@@ -38,6 +38,7 @@ from stratalog.layout.properties import (
 from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.queue import Queue
+from stratalog.store.reading import check_complete
 from stratalog.store.special_arrow import arrow_of
 
 if TYPE_CHECKING:
@@ -316,11 +317,15 @@ def read_arrow(
         return arrow_of(list(messages), names, store.broker_name)
     store.catch_up()
     window = store.log.window()
-    return decode_arrow(
-        units.units(start, count),
+    wanted = units.units(start, count)
+    batch = decode_arrow(
+        wanted,
         (window.addresses, window.first_offset, window.file_size),
         names,
         topic=queue.topic,
         broker_name=store.broker_name,
         checks=VERIFY,
+        queue=(queue.queue_id, start),
     )
+    check_complete(queue, wanted, start, batch.num_rows)
+    return batch
