@@ -136,9 +136,9 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "clean mark before the last flush", "store/message_store.py",
-        "                self._flush_log()\n                self.dispatch()\n                self._keep(closing=True)\n",
+        "                self._flush_log()\n                self.dispatch()\n                self._keep(",
         "                self._disk.remove(self.root / names.ABORT)\n"
-        "                self._flush_log()\n                self.dispatch()\n                self._keep(closing=True)\n",
+        "                self._flush_log()\n                self.dispatch()\n                self._keep(",
         (f"{POWER}::test_a_stop_counts_as_clean_only_when_everything_is_durable",),
     ),
     Fault(
