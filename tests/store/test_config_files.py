@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stratalog
@@ -287,6 +287,7 @@ CONTENT = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(main=CONTENT | st.binary(max_size=40), copy=st.none() | CONTENT | st.binary(max_size=9))
+@example(main={"topicConfigTable": {"new": None}}, copy=None)
 def test_whatever_stands_in_the_topics_file_is_read_or_told_and_never_lost(main, copy) -> None:
     with scratch_folder() as folder:
         path = config_path(folder)

@@ -85,7 +85,8 @@ class Topics:
         known = self.configs.get(name)
         if known and known.read_queue_count == known.write_queue_count == queues:
             return known
-        entry = {**self._table().get(name, _entry_of(name, queue_type))}
+        there = self._table().get(name)
+        entry = {**there} if isinstance(there, dict) else _entry_of(name, queue_type)
         entry["readQueueNums"] = entry["writeQueueNums"] = queues
         value = {
             **self._value,
