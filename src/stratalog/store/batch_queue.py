@@ -30,7 +30,12 @@ class BatchQueue:
         self.directory = root / BATCH_CONSUME_QUEUE / topic / str(queue_id)
         self._log = log
         self._files = QueueFiles(
-            self.directory, files, disk, file_size=file_size, setting="mapper_file_size_batch_consume_queue"
+            root,
+            f"{BATCH_CONSUME_QUEUE}/{topic}/{queue_id}",
+            files,
+            disk,
+            file_size=file_size,
+            setting="mapper_file_size_batch_consume_queue",
         )
         self._end = 0
         self.end_offset = 0

@@ -1,15 +1,14 @@
 """One ConsumeQueue: 20-byte units that lead from a queue offset to the record in the log. Derived data."""
 
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from stratalog.errors import CorruptData
-from stratalog.layout.names import CONSUME_QUEUE, offset_name, offset_of
+from stratalog.layout.names import CONSUME_QUEUE
 from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost, is_filler
 from stratalog.store.disk import Disk
-from stratalog.store.open_files import OpenFiles as OpenFiles
+from stratalog.store.open_files import OpenFiles
+from stratalog.store.queue_files import QueueFiles
 
 _IN_FRONT = UNIT.unpack(FILLER)
 _LOOK_BACK = 256
@@ -29,102 +28,67 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        self._root = root
-        self._files = files
-        self._disk = disk
-        self._starts: list[int] = []
+        self._files = QueueFiles(
+            root, f"{CONSUME_QUEUE}/{topic}/{queue_id}", files, disk, file_size=file_size,
+            setting="mapped_file_size_consume_queue",
+        )  # fmt: skip
         self._newest: tuple[int, tuple[int, int, int]] = -1, (0, 0, 0)
         self.end_offset = 0
         self.is_damaged = False
 
-    @cached_property
+    @property
     def directory(self) -> Path:
-        return self._root / CONSUME_QUEUE / self.topic / str(self.queue_id)
+        return self._files.directory
 
     @property
     def starts(self) -> tuple[int, ...]:
         """First byte of each file."""
-        return tuple(self._starts)
+        return tuple(self._files.starts)
 
     def restore(self, starts: list[int], end_offset: int, newest: tuple[int, int, int]) -> None:
         """Take the state that `load` would find from one who knows it: files, end, and the unit before the end."""
-        self._starts, self.end_offset, self._newest = starts, end_offset, (end_offset, newest)
+        self._files.starts, self.end_offset, self._newest = starts, end_offset, (end_offset, newest)
 
     def load(self) -> None:
-        """Find the files and the end of the written units."""
-        for name, size in self._disk.files(self.directory).items():
-            start = offset_of(name)
-            if start is None:
-                continue
-            if size == 0:  # RocketMQ creates a file before it gives it its length: it was killed in between
-                self._disk.remove(self.directory / name)
-                continue
-            if size != self.file_size:
-                raise CorruptData(
-                    f"the queue file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another "
-                    f"size, set mapped_file_size_consume_queue; else remove {self.directory}: it is rebuilt",
-                    path=str(self.directory / name),
-                    position=size,
-                )
-            self._starts.append(start)
-        self._drop_behind_gap()
+        """Find the files and the end of the written units. What stood behind a missing file recovery derives again."""
+        self.is_damaged = not self._files.load()
         self.end_offset = self._find_end()
-
-    def _drop_behind_gap(self) -> None:
-        """A file is missing in the middle: units behind the gap are dropped, recovery derives them again."""
-        for number in range(1, len(self._starts)):
-            if self._starts[number] != self._starts[number - 1] + self.file_size:
-                self.is_damaged = True
-                while len(self._starts) > number:
-                    self._remove_last_file()
-                return
 
     def _find_end(self) -> int:
         """Behind the last written unit of the last file that has any."""
-        while self._starts:
-            start = self._starts[-1]
+        while self._files.starts:
+            start = self._files.starts[-1]
             count = self._written_count(start)
-            if count or len(self._starts) == 1:
+            if count or len(self._files.starts) == 1:
                 return start // UNIT.size + count
-            self._remove_last_file()
+            self._files.remove_last()
         return 0
 
     def _written_count(self, start: int) -> int:
         """Units in a file: those before the end of its data, or (RocketMQ writes its files whole) by bisection, as
         units are written without holes."""
-        file = self._disk.open(self._path(start))
-        try:
-            end = -(-min(file.data_end(), self.file_size) // UNIT.size)
-            first = max(0, end - _LOOK_BACK)
-            units = np.frombuffer(file.read(first * UNIT.size, (end - first) * UNIT.size), UNIT.dtype)
-            count = int(np.count_nonzero(units["size"] > 0))
-            if (count or not first) and np.all(units["size"][:count] > 0):
-                if count:
-                    self._newest = start // UNIT.size + first + count, UNIT.unpack(units[count - 1].tobytes())
-                return first + count
-        finally:
-            file.close()
+        end = -(-self._files.data_end(start) // UNIT.size)
+        first = max(0, end - _LOOK_BACK)
+        before = start // UNIT.size
+        units = np.frombuffer(self._files.read(start + first * UNIT.size, (end - first) * UNIT.size), UNIT.dtype)
+        count = int(np.count_nonzero(units["size"] > 0))
+        if (count or not first) and np.all(units["size"][:count] > 0):
+            if count:
+                self._newest = before + first + count, UNIT.unpack(units[count - 1].tobytes())
+            return first + count
         low, high = 0, self.file_size // UNIT.size
         while low < high:
             middle = (low + high) // 2
-            if self._unit_in(start, middle)[1] > 0:
+            if self._stored(before + middle)[1] > 0:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _unit_in(self, start: int, number: int) -> tuple[int, int, int]:
-        data = self._files.read(self._path(start), number * UNIT.size, UNIT.size)
-        unit: tuple[int, int, int] = UNIT.unpack(data)
-        return unit
-
-    def _path(self, start: int) -> Path:
-        return self.directory / offset_name(start)
-
     @property
     def first_offset(self) -> int:
         """Queue offset of the first unit in the files (which may be a filler)."""
-        return self._starts[0] // UNIT.size if self._starts else 0
+        return self._files.begin // UNIT.size
 
     def min_offset(self, log_min_offset: int) -> int:
         """Queue offset of the first message in the log; the end when there is none (ConsumeQueue.correctMinOffset;
@@ -147,38 +111,18 @@ class ConsumeQueue:
         return commit_log_offset, FILLER_SIZE if is_filler(size, tags_code) else size, tags_code
 
     def _stored(self, queue_offset: int) -> tuple[int, int, int]:
-        position = queue_offset * UNIT.size
-        start = self._file_start(position)
-        return self._unit_in(start, (position - start) // UNIT.size)
-
-    def _file_start(self, position: int) -> int:
-        """Start of the file that holds a byte of the queue; files lie at multiples of their size."""
-        return position - position % self.file_size
+        unit: tuple[int, int, int] = UNIT.unpack(self._files.read(queue_offset * UNIT.size, UNIT.size))
+        return unit
 
     def units(self, first: int, count: int) -> bytes:
         """Units [first, first + count), cut at the end of the queue."""
-        position, end = first * UNIT.size, min(first + count, self.end_offset) * UNIT.size
-        pieces = []
-        while position < end:
-            start = self._file_start(position)
-            size = min(end, start + self.file_size) - position
-            pieces.append(self._files.read(self._path(start), position - start, size))
-            position += size
-        return hide_lost(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        count = max(0, min(count, self.end_offset - first))
+        return hide_lost(self._files.read(first * UNIT.size, count * UNIT.size))
 
     def append(self, units: bytes | memoryview) -> None:
         """Write units behind the end."""
-        position = self.end_offset * UNIT.size
-        view = memoryview(units)
-        while view:
-            start = self._file_start(position)
-            if not self._starts or start > self._starts[-1]:
-                self._create(start)
-            piece = view[: start + self.file_size - position]
-            self._files.write(self._path(start), position - start, piece)
-            view = view[len(piece) :]
-            position += len(piece)
-        self.end_offset = position // UNIT.size
+        self._files.write(self.end_offset * UNIT.size, units)
+        self.end_offset += len(units) // UNIT.size
 
     def newest(self) -> tuple[int, int, int]:
         """The unit before the end as it is stored, filler or not; there must be one."""
@@ -195,10 +139,10 @@ class ConsumeQueue:
         The unit of a lost message leads to the record before it; where there is none, to `place` (log offset and size).
         Without one nothing was lost.
         """
-        start = self._file_start(queue_offset * UNIT.size)
-        if not self._starts:
-            self._create(start)
-            self.end_offset = start // UNIT.size
+        if not self._files.starts:
+            position = queue_offset * UNIT.size
+            self._files.add(position - position % self.file_size)
+            self.end_offset = self.first_offset
         place = self._place_before_end() or place
         filler = UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER
         while self.end_offset < queue_offset:
@@ -213,15 +157,6 @@ class ConsumeQueue:
             if unit == _IN_FRONT:
                 return None
         return None
-
-    def _create(self, start: int) -> None:
-        self._files.create(self._path(start), self.file_size)
-        self._starts.append(start)
-
-    def _remove_last_file(self) -> None:
-        path = self._path(self._starts.pop())
-        self._files.drop(path)
-        self._disk.remove(path)
 
     def offset_of(self, commit_log_offset: int) -> int:
         """Queue offset of the first unit of a record at or behind a log offset; the end when there is none.
@@ -245,12 +180,8 @@ class ConsumeQueue:
         low = self.offset_of(commit_log_offset)
         if low == self.end_offset:
             return
-        position = low * UNIT.size
-        while self._starts and self._starts[-1] >= position:
-            self._remove_last_file()
-        if self._starts:
-            self._files.zero_from(self._path(self._starts[-1]), position - self._starts[-1])
-        self.end_offset = low if self._starts else 0
+        self._files.cut(low * UNIT.size)
+        self.end_offset = low if self._files.starts else 0
         self._newest = -1, (0, 0, 0)
 
     def last_unit(self) -> tuple[int, int, int] | None:

@@ -55,7 +55,7 @@ class ExtensionFiles:
 
     def __init__(self, root: Path, topic: str, queue_id: int, files: OpenFiles, disk: Disk, *, file_size: int) -> None:
         self._files = QueueFiles(
-            root / CONSUME_QUEUE_EXT / topic / str(queue_id), files, disk, file_size=file_size,
+            root, f"{CONSUME_QUEUE_EXT}/{topic}/{queue_id}", files, disk, file_size=file_size,
             setting="mapped_file_size_consume_queue_ext",
         )  # fmt: skip
         self.end = 0

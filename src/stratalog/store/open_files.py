@@ -72,6 +72,11 @@ class OpenFiles:
         with self._lock:
             return self._get(path).read(position, size)
 
+    def data_end(self, path: Path) -> int:
+        """See `OpenFile.data_end`."""
+        with self._lock:
+            return self._get(path).data_end()
+
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         with self._lock:
             self._get(path).write(position, data)

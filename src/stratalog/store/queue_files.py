@@ -1,5 +1,6 @@
 """Files of equal size that hold a queue's bytes one behind the other: what all kinds of queues stand on."""
 
+from functools import cached_property
 from pathlib import Path
 
 from stratalog.errors import CorruptData
@@ -9,18 +10,23 @@ from stratalog.store.open_files import OpenFiles
 
 
 class QueueFiles:
-    """The files of one directory, named by the position of their first byte. Positions count through all of them.
+    """The files of the directory `root/place`, named by the position of their first byte. Positions count through all.
 
     Written by the dispatcher only. `starts` are the files there are, ascending and without a gap.
     """
 
-    def __init__(self, directory: Path, files: OpenFiles, disk: Disk, *, file_size: int, setting: str) -> None:
-        self.directory = directory
+    def __init__(self, root: Path, place: str, files: OpenFiles, disk: Disk, *, file_size: int, setting: str) -> None:
+        self._root = root
+        self._place = place
         self.file_size = file_size
         self.starts: list[int] = []
         self._files = files
         self._disk = disk
         self._setting = setting
+
+    @cached_property
+    def directory(self) -> Path:
+        return self._root / self._place
 
     def load(self) -> bool:
         """Find the files. False when one is missing in the middle: those behind are removed, and derived again.
@@ -73,6 +79,15 @@ class QueueFiles:
             position, size = position + piece, size - piece
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def add(self, start: int) -> None:
+        """Add the file that begins at `start`."""
+        self._files.create(self.path(start), self.file_size)
+        self.starts.append(start)
+
+    def data_end(self, start: int) -> int:
+        """Bytes of a file behind which nothing was ever written, where the file system can tell."""
+        return min(self._files.data_end(self.path(start)), self.file_size)
+
     def write(self, position: int, data: bytes | memoryview) -> None:
         """Write at a position in the last file or right behind it; files are added as needed."""
         view = memoryview(data)
@@ -80,8 +95,7 @@ class QueueFiles:
             inside = position % self.file_size
             start = position - inside
             if not self.starts or start > self.starts[-1]:
-                self._files.create(self.path(start), self.file_size)
-                self.starts.append(start)
+                self.add(start)
             piece = view[: self.file_size - inside]
             self._files.write(self.path(start), inside, piece)
             view = view[len(piece) :]
