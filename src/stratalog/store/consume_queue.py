@@ -97,7 +97,7 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             unit = self.unit(middle)
-            if unit == _IN_FRONT or unit[0] < log_min_offset:
+            if unit == _IN_FRONT or 0 <= unit[0] < log_min_offset:  # a place below 0 is damage, not an old record
                 low = middle + 1
             else:
                 high = middle
