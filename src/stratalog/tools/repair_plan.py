@@ -94,6 +94,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
     _plan_sizes(plan, disk)
     if report.damages or report.torn_size or _has_units_behind(report):
         _plan_log(plan)
+        _keep_what_is_written_to(plan)
     _plan_config(plan, disk)
     _plan_leftovers(plan, disk)
     changes_log = any(action.kind in ("extend", "create", "cover", "cut", "drop") for action in plan.actions)
@@ -134,6 +135,20 @@ def _plan_sizes(plan: RepairPlan, disk: PrivateDisk) -> None:
             plan.actions.append(Action("remove", f"{COMMIT_LOG}/{name}", reason="a file that was never written"))
         elif size < full_size:
             plan.actions.append(Action("extend", f"{COMMIT_LOG}/{name}", size, full_size - size, CUT))
+
+
+def _keep_what_is_written_to(plan: RepairPlan) -> None:
+    """An empty last file goes, unless placeholders of what it held come into it: then it gets its size."""
+    needed = {action.path for action in plan.actions if action.kind in ("cover", "cut")}
+    full_size = plan.settings.commit_log_file_size
+    plan.actions = [
+        Action("extend", action.path, 0, full_size, CUT)
+        if action.kind == "remove" and action.path in needed
+        else action
+        if action.kind == "remove" and action.path in needed
+        else action
+        for action in plan.actions
+    ]
 
 
 def _plan_log(plan: RepairPlan) -> None:
