@@ -145,8 +145,6 @@ def _keep_what_is_written_to(plan: RepairPlan) -> None:
         Action("extend", action.path, 0, full_size, CUT)
         if action.kind == "remove" and action.path in needed
         else action
-        if action.kind == "remove" and action.path in needed
-        else action
         for action in plan.actions
     ]
 
