@@ -1,5 +1,6 @@
 """Many keys at once give what each gives alone."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -88,6 +89,30 @@ def test_a_key_behind_very_many_others_is_found_the_slow_way(open_store: OpenSto
     store.queue("t").put_many([b"x"] * 25_000, [b"KEYS\x01k%d\x02" % number for number in range(25_000)])
     found = store.query_many("t", ["first", "k24999", "k3", "nobody"])
     assert {key: len(hits) for key, hits in found.items()} == {"first": 1, "k24999": 1, "k3": 1, "nobody": 0}
+
+
+def test_a_key_is_found_while_others_are_indexed(open_store: OpenStore) -> None:
+    """One slot for all: its newest item is always one that came a moment ago."""
+    store = open_store(max_hash_slot_num=1, max_index_num=100_000, mapped_file_size_consume_queue=20 * 50_000)
+    store.put("t", b"wanted", keys="first")
+    store.dispatch()
+    lists, missed = [[b"KEYS\x01k%d\x02" % (50 * n + i) for i in range(50)] for n in range(200)], []
+
+    def index() -> None:
+        for properties in lists:
+            store.queue("t").put_many([b"x"] * 50, properties)
+            store.dispatch()
+
+    thread = threading.Thread(target=index)
+    thread.start()
+    while thread.is_alive():
+        ways = (
+            [hit.body for hit in store._lookup.messages("t", ["first"], begin=0, end=lookup.TIME_MAX, limit=1)[0]],
+            list(store._lookup.candidates("t", "first", begin=0, end=lookup.TIME_MAX))[-1:],
+        )
+        missed += [ways] if ways != ([b"wanted"], [0]) else []
+    thread.join()
+    assert not missed
 
 
 def test_what_is_no_key_is_named(open_store: OpenStore) -> None:

@@ -282,7 +282,7 @@ def find_items(
     found, at most `out.size`.
     """
     items = items_of(index_address, slot_count)
-    above = min(next_item + 1, item_capacity) if next_item > 1 else 0
+    above = item_capacity if next_item > 1 else 0  # items may be entered meanwhile, and lead to the older ones
     number = newest_item(index_address, slot_count, key_hash)
     found = 0
     while found < out.size:

@@ -105,7 +105,7 @@ def _add_hits(
         address, header = word(files, 2 * file), word(files, 2 * file + 1)
         begin_timestamp, next_item = word(header, HEADER_BEGIN_TIMESTAMP), word(header, HEADER_NEXT_ITEM)
         items = items_of(address, slot_count)
-        above = min(next_item + 1, capacity) if next_item > 1 else 0
+        above = capacity if next_item > 1 else 0  # items may be entered meanwhile, and lead to the older ones
         number = newest_item(address, slot_count, key_hash)
         while found < limit:
             number, steps = next_match(
