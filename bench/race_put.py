@@ -78,15 +78,17 @@ def _until_dispatched(store: MessageStore, count: int, put: Callable[[], object]
 def _put_case(bench: Bench, rival: Rival, name: str, messages: Messages, aim: float) -> Case:
     """Every keyword, one by one. RocketMQ's side fills a map of properties and encodes it, as client and broker do."""
     count, size = messages.count, messages.record_size
+    parts = [Messages(count // _THREADS, messages.body_size, n * (count // _THREADS)) for n in range(_THREADS)]
 
     def run() -> list[Sample]:
         with _theirs(bench, rival):
             java = rival.put_rate(count, messages.body_size, "keywords")
         with _ours(bench) as store:
             ours = _until_dispatched(store, count, lambda: _put_keywords(store, 0, messages))
-            if name != "100 B":
-                return [Sample(ours, java)]
-            shared = _until_dispatched(store, count, lambda: _put_threads(store, messages))
+        if name != "100 B":
+            return [Sample(ours, java)]
+        with _ours(bench) as store:
+            shared = _until_dispatched(store, count, lambda: _put_threads(store, parts))
         return [Sample(ours, java), Sample(shared, ours)]
 
     lines = [line(f"put, keywords, {name}", aim, size=size)]
@@ -103,11 +105,7 @@ def _put_keywords(store: MessageStore, queue_id: int, messages: Messages) -> Non
         put(body, tags=tag, keys=key, unique_key=unique, properties={"region": REGION, "version": VERSION})
 
 
-def _put_threads(store: MessageStore, messages: Messages) -> None:
-    share = messages.count // _THREADS
-    parts = [Messages(share, messages.body_size, number * share) for number in range(_THREADS)]
-    for part in parts:  # what is prepared elsewhere is prepared here too
-        part.bodies, part.tags, part.keys, part.unique_keys  # noqa: B018
+def _put_threads(store: MessageStore, parts: Sequence[Messages]) -> None:
     threads = [threading.Thread(target=_put_keywords, args=(store, n, part)) for n, part in enumerate(parts)]
     for thread in threads:
         thread.start()
