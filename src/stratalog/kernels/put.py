@@ -3,7 +3,7 @@
 Such a call runs from its first to its last step under the GIL, so that it needs no lock: it looks whether somebody
 holds the log's (then memory is about to change), writes the record behind the log's end, and moves the end. Whatever
 is not plain goes to the Python function that does the same, unchanged: another type, a text that cannot be stored, a
-record that does not fit, a put that has to wait.
+record that does not fit. A put that has to wait calls, when its record is there, what waits.
 
 What it works on is in `put_words`.
 """
@@ -129,12 +129,25 @@ def _born_timestamp(queue: int, frame: int) -> int:
 
 
 @part
-def _may_go(queue: int, frame: int) -> bool:
-    """Whether the put need not wait for a flush."""
-    wait = word(frame, GIVEN_WAIT)
-    if wait == 0 or wait == word(queue, at.TRUE):
-        return word(queue, at.WAITS) == 0
-    return wait == word(queue, at.FALSE)
+def _is_flag(queue: int, wait: int) -> bool:
+    """Whether the keyword `wait` is absent, True or False."""
+    return wait == 0 or wait == word(queue, at.TRUE) or wait == word(queue, at.FALSE)
+
+
+@part
+def _when_durable(queue: int, frame: int, receipt: int, end_offset: int) -> int:
+    """The receipt of a record that ends there, after the flush if the put waits for one; or RAISED."""
+    if receipt == 0 or word(queue, at.WAITS) == 0 or word(frame, GIVEN_WAIT) == word(queue, at.FALSE):
+        return receipt
+    args = frame + WORD * RECEIPT_WORDS
+    set_word(args, 0, new_integer(end_offset))
+    done = call_with(word(queue, at.SYNC), args, 1, 0) if word(args, 0) else 0
+    let_go(word(args, 0))
+    let_go(done)
+    if done == 0:
+        let_go(receipt)
+        return RAISED
+    return receipt
 
 
 @part
@@ -181,7 +194,8 @@ def _place(queue: int, log: int, body: int, body_size: int, properties_size: int
 
 @part
 def _commit(queue: int, log: int, frame: int, end: int, now: int) -> int:
-    """Move the log's end behind the record, which ends at address `end`; returns a new receipt."""
+    """Move the log's end behind the record, which ends at address `end`; returns a new receipt, when the record is as
+    durable as it has to be, or RAISED."""
     start, queue_offset = word(log, at.LOG_END), word(queue, at.NEXT_OFFSET)
     total = end - (word(log, at.LOG_ADDRESS) + start - word(log, at.LOG_BASE))
     set_word(queue, at.NEXT_OFFSET, queue_offset + 1)
@@ -197,13 +211,13 @@ def _commit(queue: int, log: int, frame: int, end: int, now: int) -> int:
         receipt = call_with(word(queue, at.RECEIPT), args, 5, 0)
     for number in range(4):
         let_go(word(args, number))
-    return receipt
+    return _when_durable(queue, frame, receipt, start + total)
 
 
 @part
 def _put(queue: int, frame: int, body: int) -> int:
-    """Put with the keywords in the frame; returns a receipt, RAISED or NOT_PLAIN; nothing was written then."""
-    if not _may_go(queue, frame):
+    """Put with the keywords in the frame; returns a receipt, RAISED or, when nothing was written, NOT_PLAIN."""
+    if not _is_flag(queue, word(frame, GIVEN_WAIT)):
         return NOT_PLAIN
     log = word(queue, at.LOG)
     now = now_ms(queue, log)
@@ -229,7 +243,9 @@ def _put(queue: int, frame: int, body: int) -> int:
 def _put_raw(queue: int, frame: int, args: int, count: int, names: int) -> int:
     """As `_put`."""
     body = load_le_i64(args)
-    if not _take_keywords(queue, frame, args + WORD * count, names, GIVEN_QUEUE_ID, 0) or not _may_go(queue, frame):
+    if not _take_keywords(queue, frame, args + WORD * count, names, GIVEN_QUEUE_ID, 0):
+        return NOT_PLAIN
+    if not _is_flag(queue, word(frame, GIVEN_WAIT)):
         return NOT_PLAIN
     properties = load_le_i64(args + WORD) if count > 1 else word(frame, GIVEN_PROPERTIES)
     if word(frame, GIVEN_TAGS) or word(frame, GIVEN_KEYS) or word(frame, GIVEN_UNIQUE_KEY):

@@ -23,7 +23,7 @@ from stratalog.kernels.memory import copy, load_le_i64, load_u8, store_le_i64, s
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte
 from stratalog.layout.javahash import PROPERTY_MAP_CAPACITY
-from stratalog.layout.properties import KEY_SEPARATOR, NAME_END_BYTE, VALUE_END_BYTE
+from stratalog.layout.properties import KEY_SEPARATOR, NAME_END_BYTE, VALUE_END_BYTE, WAIT
 
 GIVEN_TAGS, GIVEN_KEYS, GIVEN_UNIQUE_KEY, GIVEN_PROPERTIES, GIVEN_BORN, GIVEN_WAIT, GIVEN_QUEUE_ID = range(
     at.KEYWORD_COUNT
@@ -40,7 +40,7 @@ _BUCKET_MASK = PROPERTY_MAP_CAPACITY - 1
 assert _JOINED + _JOINED_MAX <= WORD * STACK_WORDS
 assert 4 * _ROWS_MAX <= 3 * PROPERTY_MAP_CAPACITY, "the map keeps its capacity"
 _OWN_NAMES = 3
-_INNER_SIZE = len(at.INNER_PREFIX)
+_INNER_SIZE, _WAIT_SIZE = len(at.INNER_PREFIX), len(WAIT)
 _BLANK = ord(KEY_SEPARATOR)
 
 
@@ -121,7 +121,10 @@ def _add_keywords(queue: int, frame: int) -> bool:
 
 @part
 def _steers(queue: int, name: int, size: int) -> bool:
-    """Whether a property is one with which RocketMQ steers its storing: `INNER_…`, `__CRC32#`."""
+    """Whether a property is one with which RocketMQ steers its storing: `INNER_…`, `__CRC32#`; and `WAIT`, where puts
+    wait."""
+    if size >= _WAIT_SIZE and word(queue, at.WAITS) and same_bytes(name, word(queue, at.WAIT_TEXT), _WAIT_SIZE):
+        return True
     if size < _INNER_SIZE:
         return False
     own = same_bytes(name, word(queue, at.INNER_TEXT), _INNER_SIZE)

@@ -9,7 +9,7 @@ from sys import intern
 from typing import Any
 
 from stratalog.layout.javahash import PROPERTY_MAP_CAPACITY, bucket
-from stratalog.layout.properties import CRC32, KEYS, TAGS, UNIQUE_KEY
+from stratalog.layout.properties import CRC32, KEYS, TAGS, UNIQUE_KEY, WAIT
 
 LOG_ADDRESS, LOG_BASE, LOG_LIMIT, LOG_END = range(4)
 """Address and log offset of the newest file, the highest position in it that a record may end at now (-1: nothing may
@@ -19,24 +19,25 @@ LOG_WORDS = 4
 NEXT_OFFSET, LOG, QUEUE_ID, TOPIC, TOPIC_SIZE, HOST, BODY_SIZE_MAX, WAITS = range(8)
 """The queue's next offset, where the log's words are, what a record of the queue holds, its limit, and whether a put
 waits for a flush unless told not to."""
-CLOCK, LOCKED, RECEIPT, HOST_OBJECT, PUT, PUT_RAW, PUT_MANY, RECEIPTS, QUEUE_OBJECT = range(8, 17)
-"""Objects: the clock, `locked` of the log's lock, what makes a receipt, the store's host, the functions in Python."""
-NONE, TRUE, FALSE, INT, STR, LIST, DICT, EMPTY = range(17, 25)
-KEYWORDS = 25
+CLOCK, LOCKED, RECEIPT, HOST_OBJECT, PUT, PUT_RAW, PUT_MANY, RECEIPTS, QUEUE_OBJECT, SYNC = range(8, 18)
+"""Objects: the clock, `locked` of the log's lock, what makes a receipt, the store's host, the functions in Python, the
+queue, and what waits until the log is durable up to an offset."""
+NONE, TRUE, FALSE, INT, STR, LIST, DICT, EMPTY = range(18, 26)
+KEYWORDS = 26
 _KEYWORD_NAMES = ("tags", "keys", "unique_key", "properties", "born_timestamp", "wait", "queue_id")
 KEYWORD_COUNT = len(_KEYWORD_NAMES)
-TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT = range(32, 37)
+TAGS_TEXT, KEYS_TEXT, UNIQUE_KEY_TEXT, INNER_TEXT, CRC_TEXT, WAIT_TEXT = range(33, 39)
 """Addresses of property names. Then size, and place in RocketMQ's order, of those that have a keyword."""
-TAGS_SIZE, TAGS_BUCKET = 37, 40
-QUEUES, ZERO = 43, 44
+TAGS_SIZE, TAGS_BUCKET = 39, 42
+QUEUES, ZERO = 45, 46
 """Of a store: the dict of topics that holds dicts of queue ids that hold a queue's `owner`; and the queue id 0."""
-WORD_COUNT = 45
+WORD_COUNT = 47
 INNER_PREFIX = b"INNER_"
 """Starts the names of properties with which RocketMQ steers its own storing."""
 
 _OBJECTS = (None, True, False, int, str, list, dict, b"", *map(intern, _KEYWORD_NAMES))
 _OWN_NAMES = (TAGS, KEYS, UNIQUE_KEY)
-_TEXTS = (*(name.encode() for name in _OWN_NAMES), INNER_PREFIX, CRC32.encode())
+_TEXTS = (*(name.encode() for name in _OWN_NAMES), INNER_PREFIX, CRC32.encode(), WAIT.encode())
 
 
 class Words:

@@ -124,6 +124,7 @@ class Queue:
             self.put_many,
             Receipts,
             self,
+            self._sync,
         )
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
         vars(self)["put_many"] = put_many.bind(self.words.owner)
