@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stratalog.layout.message import FIXED_SIZE_V1, Host
 from stratalog.layout.messageid import decode_offset_message_id
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.sysflag import Transaction
+from stratalog.store.commit_log import STEP_SIZE
 from stratalog.store.message_store import MessageStore
 
 
@@ -463,3 +465,15 @@ def test_puts_go_on_at_the_right_offsets_after_reopening(open_store: OpenStore, 
         again = open_store(copy)
         assert not again.recovery.clean
         assert bodies(again) == written
+
+
+def test_much_that_is_put_at_once_reaches_the_queues_meanwhile(open_store: OpenStore) -> None:
+    """Every few MiB the thread that dispatches is woken: it need not catch up with all at its next turn."""
+    store = open_store(mapped_file_size_commit_log=16 << 20)
+    for _ in range(6):
+        store.put("t", b"x" * (2 << 20))
+    begin = time.monotonic()
+    while store.dispatch_lag > STEP_SIZE + (2 << 20) and time.monotonic() - begin < 20:
+        time.sleep(0.001)
+    assert store.dispatch_lag <= STEP_SIZE + (2 << 20)
+    assert store.log.end_offset > 3 * STEP_SIZE

@@ -1,7 +1,7 @@
 """The CommitLog: one append-only log of all queues, in files of equal size mapped into memory."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from stratalog.store.disk import Disk, MappedFile, failed
 from stratalog.store.message import Message
 from stratalog.store.next_files import AHEAD_SIZE_MIN, NextFiles
 from stratalog.store.reading import record_at
+
+STEP_SIZE = 4 << 20
+"""After so many bytes `CommitLog.on_step` is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,9 @@ class CommitLog:
     Appending needs `lock`. The native put takes no lock: it runs under the GIL without a pause, and leaves the work to
     the Python put whenever somebody holds the lock. Both work on `words`, where the log's end stands.
 
-    `limit` is the highest position a record may end at without `position_for` being asked: the middle of the file,
-    where the next file is begun; then its end (8 bytes stay for the blank); -1 when nothing may be put any more.
+    `limit` is the highest position a record may end at without `position_for` being asked: the end of a step, when
+    those who follow are told (`on_step`); the middle of the file, where the next file is begun; the file's end (8 bytes
+    stay for the blank); -1 when nothing may be put any more.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, file_size: int) -> None:
@@ -53,6 +57,7 @@ class CommitLog:
         self.lock = threading.Lock()
         self._disk = disk
         self._next_files = NextFiles(disk, directory, file_size)
+        self.on_step: Callable[[], None] = lambda: None
         self._files: list[MappedFile] = []
         self._failure: StoreFailed | None = None
         self._stopped: StoreFailed | None = None
@@ -133,11 +138,13 @@ class CommitLog:
     def _append_to(self, file: MappedFile) -> None:
         self.map = file.map
         self._view[LOG_ADDRESS], self._view[LOG_BASE] = file.address, int(file.path.name)
-        is_ahead = self.file_size >= AHEAD_SIZE_MIN
-        self._set_limit(self.file_size // 2 if is_ahead else self.file_size - BLANK.size)
+        self._limit_from(self.end_offset - self.base)
 
-    def _set_limit(self, position: int) -> None:
-        self._view[LOG_LIMIT] = position
+    def _limit_from(self, position: int) -> None:
+        """Set the limit of records that begin at a position of the newest file."""
+        middle = self.file_size // 2
+        is_ahead = self.file_size >= AHEAD_SIZE_MIN and position <= middle
+        self._view[LOG_LIMIT] = min(position + STEP_SIZE, middle if is_ahead else self.file_size - BLANK.size)
         if self._failure or self._stopped:  # meanwhile, by another thread
             self._view[LOG_LIMIT] = -1
 
@@ -160,9 +167,15 @@ class CommitLog:
                 raise self._failure or error from error
             return 0
         if end > self.limit:
-            self._next_files.begin(self._behind)
-            self._set_limit(self.file_size - BLANK.size)
+            self._pass_limit(end)
         return position
+
+    def _pass_limit(self, end: int) -> None:
+        """A record will end there, in the newest file."""
+        if end > self.file_size // 2 and self.file_size >= AHEAD_SIZE_MIN:
+            self._next_files.begin(self._behind)
+        self._limit_from(end)
+        self.on_step()
 
     @property
     def _behind(self) -> int:
@@ -204,8 +217,8 @@ class CommitLog:
                 blank = BLANK.pack(self.file_size - position, MAGIC_BLANK)
                 self.map[position : position + BLANK.size] = blank
         self._files.append(file)
-        self._append_to(file)
         self.end_offset = start
+        self._append_to(file)
 
     def stop(self, reason: StoreFailed) -> None:
         """Wait for an append under way, refuse every later one, and remove files that nothing was put into; what is

@@ -32,7 +32,7 @@ from stratalog.store.index_file import Index
 from stratalog.store.message import Message, message_at
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
-CHUNK_RECORDS = 1 << 13
+CHUNK_RECORDS = 1 << 16
 """So few that what kernels read of the records one after the other stays in the cache."""
 NOTES_MAX = 100
 _GAP_UNITS_MAX = 1 << 16

@@ -7,6 +7,7 @@ wake-up of the event loop per flush. A failed flush poisons the log and wakes ev
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -192,29 +193,48 @@ def asks_to_wait(properties: bytes) -> bool:
 
 
 class Periodic:
-    """Runs a function every `interval_ms` on a daemon thread until closed or until it raises `StoreFailed`.
+    """Runs a function every `interval_ms` on a daemon thread until closed or until it raises `StoreFailed`; between
+    two of these, another one whenever the thread is woken.
 
     Other errors (a full disk) are tried again at the next turn; `failure` holds the newest.
     """
 
-    def __init__(self, name: str, interval_ms: int, work: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, interval_ms: int, work: Callable[[], None], woken: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
         self._work = work
+        self._woken = woken
         self._interval = interval_ms / 1000
-        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._is_closed = False
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        """Any thread may call it; costs a microsecond."""
+        self._wake.set()
+
     def _run(self) -> None:
-        while not self._stop.wait(self._interval):
+        due = time.monotonic() + self._interval
+        while True:
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            if self._is_closed:
+                return
             try:
-                self._work()
-                self.failure = None
+                if time.monotonic() < due:
+                    self._woken()
+                else:
+                    due = time.monotonic() + self._interval
+                    self._work()
+                    self.failure = None
             except StoreFailed:
                 return
             except Exception as error:  # noqa: BLE001 - top of the thread
                 self.failure = error
 
     def close(self) -> None:
-        self._stop.set()
+        self._is_closed = True
+        self._wake.set()
         self._thread.join()
