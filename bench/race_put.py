@@ -1,8 +1,8 @@
 """Putting, beside RocketMQ: one by one, in lists, durably; the same work on the same machine, in turn.
 
 A put counts until its message is in its queue and in the index, on both sides: both derive those behind the log, in a
-thread of their own, while puts go on. Both stores are opened as they are by default, in a folder that was just emptied,
-so that both write to fresh pages of memory that the machine has used before.
+thread of their own, while puts go on. Both stores are opened as they are by default, in an empty folder, and both write
+to fresh pages of memory that the machine has used just before.
 """
 
 import asyncio
@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import stratalog
 from bench.data import REGION, TOPIC, VERSION, Messages
-from bench.harness import Bench, Case, Line, Sample, Target
+from bench.harness import Bench, Case, Line, Sample, Target, touch_memory
 from bench.rival import NAME, Rival, rival_of
+from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
 
 _LIST_SIZE = 100
@@ -56,6 +58,7 @@ def _ours(bench: Bench) -> Iterator[MessageStore]:
     with bench.folder("race") as folder, stratalog.open(folder) as store:
         store.put(TOPIC, b"first", keys="first")
         store.dispatch()
+        touch_memory(folder)
         yield store
 
 
@@ -64,6 +67,7 @@ def _theirs(bench: Bench, rival: Rival) -> Iterator[None]:
     """The same of RocketMQ's."""
     with bench.folder("race") as folder, rival.store(folder):
         rival.put_rate(1, 1, "keywords")
+        touch_memory(folder)
         yield
 
 
@@ -172,8 +176,8 @@ def _sync_case(bench: Bench, rival: Rival) -> Case:
     messages = Messages(_SYNC_SLICE, 100)
 
     def run() -> list[Sample]:
-        java_s = ours_s = 0.0
-        with _both_sync(bench, rival) as store:
+        java_s = ours_s = bare_s = 0.0
+        with _both_sync(bench, rival) as store, _bare_log(store.root) as append:
             put = store.queue(TOPIC).put_raw
             for _ in range(_SYNC_SLICES):
                 java_s += rival.ask("put", count=_SYNC_SLICE, body=100, how="raw")["put"] / 1e9
@@ -181,10 +185,40 @@ def _sync_case(bench: Bench, rival: Rival) -> Case:
                 for body, properties in zip(messages.bodies, messages.raw_properties, strict=True):
                     put(body, properties)
                 ours_s += time.perf_counter() - begin
+                begin = time.perf_counter()
+                for _ in range(_SYNC_SLICE):
+                    append(int(messages.record_size))
+                bare_s += time.perf_counter() - begin
         count = _SYNC_SLICES * _SYNC_SLICE
-        return [Sample(count / ours_s, count / java_s)]
+        return [Sample(count / ours_s, count / java_s), Sample(count / bare_s, count / java_s)]
 
-    return Case([line("durable put, 1 thread, 100 B", 1.2, size=messages.record_size)], run)
+    size = messages.record_size
+    lines = [
+        line("durable put, 1 thread, 100 B", 1.2, size=size),
+        line("as many bytes stored and fdatasync, no more", size=size),
+    ]
+    return Case(lines, run)
+
+
+@contextmanager
+def _bare_log(beside: Path) -> Iterator[Callable[[int], None]]:
+    """What any log in a mapped file has to do for a durable put: a store of so many bytes, and fdatasync."""
+    disk = Disk()
+    path = beside / "bare"
+    disk.allocate(path, 64 << 20)
+    file, end = disk.map(path), 0
+
+    def append(size: int) -> None:
+        nonlocal end
+        file.map[end : end + size] = bytes(size - 1) + b"."
+        end += size
+        file.sync()
+
+    try:
+        yield append
+    finally:
+        file.close()
+        disk.remove(path)
 
 
 def _in_flight_case(bench: Bench, rival: Rival) -> Case:
