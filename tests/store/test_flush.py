@@ -1,6 +1,7 @@
 """Flushing: who waits for it and who does not, in threads and in event loops; when a timed one is due."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,98 @@ def test_a_cancelled_waiter_takes_nobody_with_it(open_store: OpenStore) -> None:
 
     asyncio.run(main())
     assert store.queue("t").max_offset == 10, "what was put stays put"
+
+
+@pytest.mark.parametrize("task_class", [asyncio.Task, asyncio.tasks._PyTask])  # type: ignore[attr-defined]
+def test_tasks_wait_as_for_a_future(task_class: type[asyncio.Task[Any]], open_store: OpenStore) -> None:
+    store = open_store(flush="sync")
+    number = contextvars.ContextVar("number", default=-1)
+
+    async def put(n: int) -> int:
+        number.set(n)
+        receipts = [await store.put_async("t", b"%d" % n) for _ in range(3)]
+        assert number.get() == n
+        assert store.durable_offset >= receipts[-1].end_offset
+        return n
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(lambda loop, coro, **more: task_class(coro, loop=loop, **more))
+        assert await asyncio.gather(*map(put, range(300))) == list(range(300))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(put(n)) for n in range(3)]
+            assert await asyncio.wait_for(put(7), 20) == 7
+            async with asyncio.timeout(20):
+                assert await asyncio.shield(put(8)) == 8
+        assert [task.result() for task in tasks] == [0, 1, 2]
+        assert number.get() == -1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("task_class", [asyncio.Task, asyncio.tasks._PyTask])  # type: ignore[attr-defined]
+def test_a_waiter_is_cancelled_at_once_and_once(task_class: type[asyncio.Task[Any]], open_store: OpenStore) -> None:
+    store = open_store(flush="sync", checked=False)
+    gate = Gate(store)
+    gate.failure = OSError(5, "Input/output error")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(lambda loop, coro, **more: task_class(coro, loop=loop, **more))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(store.put_async("t", b"late"), 0.001)
+        task, too_early = (asyncio.create_task(store.put_async("t", b"x")) for _ in range(2))
+        too_early.cancel()
+        await asyncio.sleep(0)
+        task.cancel("enough")
+        task.cancel("more than enough")
+        with pytest.raises(asyncio.CancelledError, match=r"^enough$"):
+            await task
+        assert too_early.cancelled()
+        task = asyncio.create_task(store.put_async("t", b"x"))
+        await entered(gate)
+        gate.open()
+        with pytest.raises(StoreFailed):
+            await task
+
+    asyncio.run(main())
+    gate.failure = None
+
+
+def test_one_who_is_told_may_cancel_another_of_the_same_flush(open_store: OpenStore) -> None:
+    store = open_store(flush="sync")
+    gate = Gate(store)
+
+    async def main() -> None:
+        async def put_and_cancel() -> None:
+            await store.put_async("t", b"first")
+            second.cancel()
+
+        first, second, third = (
+            asyncio.create_task(put) for put in (put_and_cancel(), *(store.put_async("t", b"x") for _ in range(2)))
+        )
+        await entered(gate)
+        gate.open()
+        outcomes = await asyncio.wait_for(asyncio.gather(first, second, third, return_exceptions=True), 20)
+        assert isinstance(outcomes[1], asyncio.CancelledError)
+        assert outcomes[2].queue_offset == 2
+
+    asyncio.run(main())
+
+
+def test_a_task_that_ends_the_loop_leaves_nobody_waiting(open_store: OpenStore) -> None:
+    store = open_store(flush="sync")
+
+    async def put_and_exit() -> None:
+        await store.put_async("t", b"first")
+        raise SystemExit
+
+    loop = asyncio.new_event_loop()
+    ends = loop.create_task(put_and_exit())
+    others = [loop.create_task(store.put_async("t", b"x")) for _ in range(10)]
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(ends)
+    receipts = loop.run_until_complete(asyncio.wait_for(asyncio.gather(*others), 20))
+    assert [receipt.queue_offset for receipt in receipts] == list(range(1, 11))
+    loop.close()
 
 
 def test_a_flush_that_fails_wakes_everybody_with_the_reason(open_store: OpenStore) -> None:

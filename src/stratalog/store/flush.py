@@ -1,6 +1,6 @@
 """Group commit: many appends, one flush.
 
-Blocking callers elect a leader that syncs for all of them, without a thread hop. Futures share one flush thread and one
+Blocking callers elect a leader that syncs for all of them, without a thread hop. Tasks share one flush thread and one
 wake-up of the event loop per flush. A failed flush poisons the log and wakes everybody with the reason.
 """
 
@@ -9,8 +9,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextvars import Context
 from queue import SimpleQueue
+from types import coroutine
 
 from stratalog.errors import StoreFailed
 from stratalog.layout.properties import WAIT, find_property
@@ -79,18 +81,19 @@ class LoopCommit:
         self._thread = threading.Thread(target=self._run, name="stratalog-flush", daemon=True)
         self._thread.start()
 
-    def durable(self, offset: int) -> "asyncio.Future[None]":
-        """A future of the running loop that is done when every byte below `offset` is durable."""
+    @coroutine
+    def durable(self, offset: int) -> "Generator[_Waiter, None, None]":
+        """Wait in a task of the running loop until every byte below `offset` is durable."""
         loop = asyncio.get_running_loop()
         waiters: _Waiters | None = getattr(self._here, "waiters", None)
         if waiters is None or waiters.loop is not loop:
             waiters = self._here.waiters = _Waiters(loop, self._commit.log, self.ask)
-        future: asyncio.Future[None] = loop.create_future()
-        waiters.pending.append((offset, future))
+        waiter = _Waiter(loop, offset)
+        waiters.pending.append(waiter)
         if not waiters.has_asked:
             waiters.has_asked = True
             self.ask(waiters)
-        return future
+        yield waiter
 
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
@@ -126,6 +129,40 @@ class LoopCommit:
         self._thread.join()
 
 
+class _Waiter:
+    """What a task yields to wait: a future as far as `asyncio.Task` looks into one.
+
+    A future would schedule each task for itself, which costs more than all that its step does here. `_Waiters` runs the
+    steps in turn.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_loop", "context", "failure", "offset", "wake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, offset: int) -> None:
+        self._loop = loop
+        self._asyncio_future_blocking = True
+        self.offset = offset
+        self.failure: BaseException | None = None
+        self.wake: Callable[[_Waiter], object] | None = None
+        self.context: Context
+
+    def add_done_callback(self, wake: "Callable[[_Waiter], object]", *, context: Context) -> None:
+        self.wake, self.context = wake, context
+
+    def result(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    def cancel(self, msg: object = None) -> bool:
+        """Wake the task now, and never again."""
+        if not self.wake:
+            return False
+        self._loop.call_soon(self.wake, self, context=self.context)
+        self.wake = None
+        self.failure = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
+        return True
+
+
 class _Waiters:
     """Who waits in one event loop, in the order of the log. Touched in the loop's thread only."""
 
@@ -135,32 +172,31 @@ class _Waiters:
         self.loop = loop
         self._log = log
         self._ask = ask
-        self.pending: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.pending: deque[_Waiter] = deque()
         self.has_asked = False
 
     def flushed(self, failure: Exception | None) -> None:
         """After a flush: let another begin for those who came meanwhile, and tell whom this one covered."""
-        self.has_asked = bool(self.pending) and self.pending[-1][0] > self._log.durable_offset and not failure
+        self.has_asked = bool(self.pending) and self.pending[-1].offset > self._log.durable_offset and not failure
         if self.has_asked:
             self._ask(self)
         self._tell(failure)
 
     def _tell(self, failure: Exception | None) -> None:
-        """Resolve those whose messages are durable, or everybody when the flush failed. Not all in one turn of the
-        loop: between turns the flush thread gets the interpreter, so that the next flush runs beside the next puts."""
+        """Wake those whose messages are durable, or everybody when the flush failed. Not all in one turn of the loop:
+        between turns the flush thread gets the interpreter, so that the next flush runs beside the next puts."""
         durable, pending = self._log.durable_offset, self.pending
+        if not pending or (pending[0].offset > durable and not failure):
+            return
+        self.loop.call_soon(self._tell, failure)  # first: a task that raises KeyboardInterrupt ends this turn
         for _ in range(min(len(pending), _TOLD_AT_ONCE)):
-            if pending[0][0] > durable and not failure:
+            waiter = pending[0]
+            if waiter.offset > durable and not failure:
                 return
-            offset, future = pending.popleft()
-            if future.done():  # cancelled
-                continue
-            if offset <= durable:
-                future.set_result(None)
-            elif failure:
-                future.set_exception(failure)
-        if pending:
-            self.loop.call_soon(self._tell, failure)
+            pending.popleft()
+            if waiter.wake:
+                waiter.failure = failure if waiter.offset > durable else None
+                waiter.context.run(waiter.wake, waiter)
 
 
 class TimedFlush:

@@ -254,14 +254,27 @@ class MessageStore:
 
         return put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
 
-    async def put_async(self, topic: str, body: bytes, *, queue_id: int = 0, **given: Any) -> Receipt:
+    async def put_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        tags: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        unique_key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        born_timestamp: int = 0,
+    ) -> Receipt:
         """Append one message and wait, without blocking the event loop, until it is as durable as the flush mode says.
 
-        Takes what `put` takes. Thousands may be in flight: they share flushes.
+        Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
-        receipt = self.put(topic, body, queue_id=queue_id, wait=False, **given)
-        properties = given.get("properties")
-        if self.settings.flush != "sync" or (properties and not is_wait(properties.get(WAIT))):
+        receipt = self.put(
+            topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
+            born_timestamp=born_timestamp, wait=False,
+        )  # fmt: skip
+        if self.settings.flush != "sync" or (properties and WAIT in properties and not is_wait(properties[WAIT])):
             return receipt
         await (self._futures or self._start_futures()).durable(receipt.end_offset)
         return receipt
