@@ -18,7 +18,11 @@ from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, check, log_files, qu
 from stratalog.errors import ConfigurationError, OffsetOutOfRange, StoreFailed
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.message import Record
+from stratalog.layout.queue import UNIT
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
+from stratalog.store.open_files import OpenFiles
 
 
 def fill(store: MessageStore, count: int, topic: str = "t", size: int = 300) -> list[bytes]:
@@ -322,6 +326,19 @@ def test_without_an_index_a_query_is_refused_and_building_it_later_finds_everyth
 
 
 # -- after leading files have gone -----------------------------------------------------------------------------------
+
+
+def test_the_oldest_offset_of_a_queue_follows_its_log_and_its_units(tmp_path: Path) -> None:
+    disk = Disk()
+    queue = ConsumeQueue(tmp_path, "t", 0, OpenFiles(disk), disk, file_size=100 * UNIT.size)
+    queue.append(b"".join(UNIT.pack(300 * number, 300, 0) for number in range(230)))
+    for log_offset in (0, 0, 30_000, 30_000, 29_999, 30_001, 0, 69_000, 68_700):
+        assert queue.min_offset(log_offset) == -(-log_offset // 300)
+    assert queue.min_offset(30_000) == 100
+    queue.truncate(15_000)
+    assert queue.min_offset(30_000) == queue.end_offset == 50
+    queue.append(UNIT.pack(15_000, 300, 0) + UNIT.pack(60_000, 300, 0))
+    assert queue.min_offset(30_000) == 51
 
 
 def test_when_leading_log_files_have_gone_reading_begins_at_the_oldest_message_left(

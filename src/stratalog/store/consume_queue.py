@@ -11,6 +11,7 @@ from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_files import QueueFiles
 
 _IN_FRONT = UNIT.unpack(FILLER)
+_NO_OLDEST = (-1, -1), 0
 _LOOK_BACK = 256
 """Units at the end of a file's data that are looked at together: more than a page of them."""
 
@@ -33,6 +34,7 @@ class ConsumeQueue:
             setting="mapped_file_size_consume_queue",
         )  # fmt: skip
         self._newest: tuple[int, tuple[int, int, int]] = -1, (0, 0, 0)
+        self._oldest = _NO_OLDEST
         self.end_offset = 0
         self.is_damaged = False
 
@@ -94,6 +96,9 @@ class ConsumeQueue:
         """Queue offset of the first message in the log; the end when there is none (ConsumeQueue.correctMinOffset;
         there it may be that of a lost one)."""
         low, high = self.first_offset, self.end_offset
+        ends = low, log_min_offset
+        if self._oldest[0] == ends:
+            return self._oldest[1]
         while low < high:
             middle = (low + high) // 2
             unit = self.unit(middle)
@@ -103,6 +108,8 @@ class ConsumeQueue:
                 high = middle
         while low < self.end_offset and self.unit(low)[1] == FILLER_SIZE:
             low += 1
+        if low < self.end_offset:
+            self._oldest = ends, low  # appended units come behind it
         return low
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
@@ -183,6 +190,7 @@ class ConsumeQueue:
         self._files.cut(low * UNIT.size)
         self.end_offset = low if self._files.starts else 0
         self._newest = -1, (0, 0, 0)
+        self._oldest = _NO_OLDEST
 
     def last_unit(self) -> tuple[int, int, int] | None:
         """The newest unit that is no filler, None when there is none."""
