@@ -1,7 +1,7 @@
 """Units of a queue to Arrow columns: one pass finds every value, a second one copies the variable-sized ones."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ import pyarrow as pa
 from stratalog.errors import ConfigurationError
 from stratalog.kernels.jit import ZERO, kernel, part
 from stratalog.kernels.log import place_of
-from stratalog.kernels.memory import copy, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
+from stratalog.kernels.memory import copy_few, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
 from stratalog.kernels.queue_table import Int64Array, same_bytes
 from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of, topic_of
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, WHOLE, check_record
@@ -29,7 +29,7 @@ _ANY_QUEUE = np.empty(0, np.int64)
 
 _FIXED_POSITION, _FIXED_BORN, _FIXED_STORE, _FIXED_KIND, _FIXED_OUT = range(5)
 _KIND_I32, _KIND_I64, _KIND_TIME = range(3)
-_VALUE_KIND, _VALUE_SOURCES, _VALUE_ENDS = range(3)
+_VALUE_KIND, _VALUE_SOURCES, _VALUE_ENDS, _VALUE_DATA = range(4)
 _VALUE_KINDS = ("body", "properties", "tags", "keys", "uniqueKey", "bornHost", "storeHost")
 _NAMED = frozenset({"tags", "keys", "uniqueKey"})
 _HOSTS = frozenset({"bornHost", "storeHost"})
@@ -101,11 +101,13 @@ def locate(
 
     Filler units and units whose record is not there (or not whole) give no row. `fixed` has a row per wanted field:
     position in a head, whether the born and the store host move it, kind, address of the values. `values` has a row per
-    wanted value: kind, address of the source addresses (int64), address of the Arrow offsets (the first one set).
+    wanted value: kind, address of the source addresses (int64), address of the Arrow offsets.
     `named` says that properties have to be looked into, `checks` which CRCs must hold. Where `owner` (address
     and size of a topic, queue id, queue offset of the first unit) is not empty, a record must be that queue's. Returns
     (rows, units done).
     """
+    for value in range(values.shape[0]):
+        store_le_i32(values[value, _VALUE_ENDS], 0)
     row = ZERO
     for i in range(count):
         unit = units_address + _UNIT_SIZE * i
@@ -130,25 +132,48 @@ def locate(
 
 
 @kernel
-def copy_values(sources_address: int, ends_address: int, count: int, data_address: int) -> None:
-    """Second pass: bring the values of one column together."""
-    begin = load_le_i32(ends_address)
+def copy_values(values: Int64Array, count: int) -> None:
+    """Second pass: bring the values of each column together, at the address that its row of `values` holds by now."""
     for row in range(count):
-        end = load_le_i32(ends_address + 4 * row + 4)
-        if end > begin:
-            copy(data_address + begin, load_le_i64(sources_address + 8 * row), end - begin)
-        begin = end
+        for value in range(values.shape[0]):
+            ends = values[value, _VALUE_ENDS] + 4 * row
+            begin = load_le_i32(ends)
+            source = load_le_i64(values[value, _VALUE_SOURCES] + 8 * row)
+            copy_few(values[value, _VALUE_DATA] + begin, source, load_le_i32(ends + 4) - begin)
+
+
+class _Plan:
+    """What is the same for every batch of these columns. Raises `ConfigurationError` for an unknown one."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        unknown = [name for name in columns if name not in ARROW_SCHEMA.names]
+        if unknown:
+            raise ConfigurationError(
+                f"no column {', '.join(map(repr, unknown))}; there are {', '.join(ARROW_SCHEMA.names)}"
+            )
+        self.columns = columns
+        self.schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+        self.fixed = [column.name for column in COLUMNS if column.head_field and column.name in columns]
+        self.widths = [ARROW_SCHEMA.field(name).type.bit_width // 8 for name in self.fixed]
+        self.values = [name for name in _VALUE_KINDS if name in columns]
+        self.is_named = not _NAMED.isdisjoint(columns)
+        self.fixed_table = _table([[*_fixed_row(name), 0] for name in self.fixed], _FIXED_OUT + 1)
+        self.values_table = _table([[_VALUE_KINDS.index(name), 0, 0, 0] for name in self.values], _VALUE_DATA + 1)
+
+
+_plan_of = lru_cache(maxsize=64)(_Plan)
+
+
+def _fixed_row(name: str) -> list[int]:
+    field = next(column.head_field for column in COLUMNS if column.name == name)
+    kind = {pa.int32(): _KIND_I32, pa.int64(): _KIND_I64}.get(ARROW_SCHEMA.field(name).type, _KIND_TIME)
+    return [
+        HEAD.position(field), _moves_with(field, SysFlag.BORN_HOST_V6), _moves_with(field, SysFlag.STORE_HOST_V6), kind
+    ]  # fmt: skip
 
 
 def _moves_with(field: str, flag: SysFlag) -> bool:
     return HEADS[int(flag)].position(field) != HEAD.position(field)
-
-
-def _fixed_row(name: str, out: Any) -> list[int]:
-    field = next(column.head_field for column in COLUMNS if column.name == name)
-    kind = {pa.int32(): _KIND_I32, pa.int64(): _KIND_I64}.get(ARROW_SCHEMA.field(name).type, _KIND_TIME)
-    born, store = _moves_with(field, SysFlag.BORN_HOST_V6), _moves_with(field, SysFlag.STORE_HOST_V6)
-    return [HEAD.position(field), born, store, kind, out.address]
 
 
 def _table(rows: list[list[int]], width: int) -> Int64Array:
@@ -158,20 +183,24 @@ def _table(rows: list[list[int]], width: int) -> Int64Array:
 class _Decoder:
     """Buffers of the wanted columns, filled by the two passes. Buffers come from Arrow's pool, which reuses pages."""
 
-    def __init__(self, columns: Sequence[str], count: int) -> None:
-        wanted = set(columns)
-        fixed = [column.name for column in COLUMNS if column.head_field and column.name in wanted]
-        variable = [name for name in _VALUE_KINDS if name in wanted]
-        widths = {name: ARROW_SCHEMA.field(name).type.bit_width // 8 for name in fixed}
-        self.fixed = {name: pa.allocate_buffer(max(1, count * widths[name])) for name in fixed}
-        self.sources = {name: np.empty(count, np.int64) for name in variable}
-        self.ends = {name: np.zeros(count + 1, np.int32) for name in variable}
-        self.fixed_table = _table([_fixed_row(name, out) for name, out in self.fixed.items()], _FIXED_OUT + 1)
-        values = [
-            [_VALUE_KINDS.index(name), self.sources[name].ctypes.data, self.ends[name].ctypes.data] for name in variable
-        ]
-        self.values_table = _table(values, _VALUE_ENDS + 1)
-        self.named = bool(_NAMED & wanted)
+    def __init__(self, plan: _Plan, count: int) -> None:
+        self.fixed = {
+            name: pa.allocate_buffer(max(1, count * width)) for name, width in zip(plan.fixed, plan.widths, strict=True)
+        }
+        self.ends = {name: pa.allocate_buffer(4 * (count + 1)) for name in plan.values}
+        self.data: dict[str, pa.Buffer] = {}
+        self.sources = np.empty((len(plan.values), count), np.int64)
+        self.fixed_table, self.values_table = plan.fixed_table.copy(), plan.values_table.copy()
+        self.fixed_table[:, _FIXED_OUT] = [buffer.address for buffer in self.fixed.values()]
+        self.values_table[:, _VALUE_ENDS] = [buffer.address for buffer in self.ends.values()]
+        self.values_table[:, _VALUE_SOURCES] = self.sources.ctypes.data + 8 * count * np.arange(len(plan.values))
+
+    def copy(self, rows: int) -> None:
+        """The second pass."""
+        for number, (name, ends) in enumerate(self.ends.items()):
+            data = self.data[name] = pa.allocate_buffer(int(np.frombuffer(ends, np.int32)[rows]))
+            self.values_table[number, _VALUE_DATA] = data.address
+        copy_values(self.values_table, rows)
 
     def array(self, name: str, rows: int, topic: str, broker_name: str) -> pa.Array:
         kind = ARROW_SCHEMA.field(name).type
@@ -182,18 +211,22 @@ class _Decoder:
         return pa.repeat(pa.scalar({"topic": topic, "brokerName": broker_name}[name], kind), rows)
 
     def _variable(self, name: str, rows: int, kind: pa.DataType) -> pa.Array:
-        ends = self.ends[name][: rows + 1]
-        data = pa.allocate_buffer(int(ends[rows]))
-        copy_values(self.sources[name].ctypes.data, ends.ctypes.data, rows, data.address)
-        validity, null_count = None, 0
+        data, validity, null_count = self.data[name], None, 0
         if name in _NAMED:
+            ends = np.frombuffer(self.ends[name], np.int32)[: rows + 1]
             present = ends[1:] != ends[:-1]
             null_count = rows - int(np.count_nonzero(present))
             validity = pa.py_buffer(np.packbits(present, bitorder="little")) if null_count else None
-        values = pa.Array.from_buffers(pa.binary(), rows, [validity, pa.py_buffer(ends), data], null_count)
+        is_text = kind != pa.binary() and name not in _HOSTS and _is_ascii(data)
+        buffers = [validity, self.ends[name], data]
+        values = pa.Array.from_buffers(kind if is_text else pa.binary(), rows, buffers, null_count)
         if name in _HOSTS:
             return _host_texts(values)
-        return values if kind == pa.binary() else _texts(values)
+        return values if values.type == kind else _texts(values)
+
+
+def _is_ascii(data: pa.Buffer) -> bool:
+    return int(np.frombuffer(data, np.uint8).max(initial=0)) < 0x80
 
 
 def _texts(values: pa.Array) -> pa.Array:
@@ -230,20 +263,17 @@ def decode_arrow(
     batch owns its memory. Raises `ConfigurationError` for an unknown column and `ValueError` when a column would hold
     2 GiB: decode fewer units at a time.
     """
-    unknown = [name for name in columns if name not in ARROW_SCHEMA.names]
-    if unknown:
-        raise ConfigurationError(
-            f"no column {', '.join(map(repr, unknown))}; there are {', '.join(ARROW_SCHEMA.names)}"
-        )
+    plan = _plan_of(tuple(columns))
     source = np.frombuffer(units, np.uint8)
     count = source.size // _UNIT_SIZE
-    decoder = _Decoder(columns, count)
+    decoder = _Decoder(plan, count)
     name = np.frombuffer(topic.encode(), np.uint8)
     owner = np.array([name.ctypes.data, name.size, *queue], np.int64) if queue else _ANY_QUEUE
     rows, done = locate(
-        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, decoder.named, checks, owner
+        source.ctypes.data, count, *log, decoder.fixed_table, decoder.values_table, plan.is_named, checks, owner
     )  # fmt: skip
     if done < count:
         raise ValueError(f"{count} units hold more than 2 GiB in one column: decode at most {done} at a time")
-    arrays = [decoder.array(name, rows, topic, broker_name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([ARROW_SCHEMA.field(name) for name in columns]))
+    decoder.copy(rows)
+    arrays = [decoder.array(name, rows, topic, broker_name) for name in plan.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)

@@ -12,10 +12,14 @@ from numba import types
 from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
+from stratalog.kernels.jit import part
+
 cgutils: Any = _cgutils  # published without types
-_I1, _I8, _I16, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 64))
-BLOCK_SIZE = 16
-"""Bytes that `match_block` looks at; `record.find_byte` reads that many in front of the end it is given."""
+_I1, _I8, _I64 = (ir.IntType(bits) for bits in (1, 8, 64))
+BLOCK_SIZE = 64
+"""Bytes that `match_block` looks at."""
+PAGE_SIZE = 4096
+"""What begins at a multiple of this can be read up to the next one: no machine has smaller pages."""
 _BYTES = ir.VectorType(_I8, BLOCK_SIZE)
 
 
@@ -107,6 +111,29 @@ copy = cast(Callable[[int, int, int], None], intrinsic(_copy))
 """`copy(dst, src, size)`: memcpy; the two must not overlap."""
 
 
+_CHUNK, _FEW = 16, 256
+
+
+@part
+def copy_few(dst: int, src: int, size: int) -> None:
+    """`copy` for what is a few bytes most of the time: no call, and the last bytes may be written twice."""
+    if size > _FEW:
+        copy(dst, src, size)
+    elif size >= _CHUNK:
+        for at in range(0, size - _CHUNK, _CHUNK):
+            copy(dst + at, src + at, _CHUNK)
+        copy(dst + size - _CHUNK, src + size - _CHUNK, _CHUNK)
+    elif size >= 8:
+        store_le_i64(dst, load_le_i64(src))
+        store_le_i64(dst + size - 8, load_le_i64(src + size - 8))
+    elif size >= 4:
+        store_le_i32(dst, load_le_i32(src))
+        store_le_i32(dst + size - 4, load_le_i32(src + size - 4))
+    else:
+        for at in range(size):
+            store_u8(dst + at, load_u8(src + at))
+
+
 def _prefetch(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer, i32 = _I8.as_pointer(), ir.IntType(32)
@@ -132,7 +159,7 @@ def _match_block(typingctx: Any, address: Any, byte: Any) -> Any:
         )
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK_SIZE), [0] * BLOCK_SIZE)
         wanted = builder.shuffle_vector(lane, ir.Constant(_BYTES, ir.Undefined), lanes)
-        return builder.zext(builder.bitcast(builder.icmp_unsigned("==", block, wanted), _I16), _I64)
+        return builder.bitcast(builder.icmp_unsigned("==", block, wanted), _I64)
 
     return types.int64(types.int64, types.int64), codegen
 
@@ -145,7 +172,7 @@ def _trailing_zeros(typingctx: Any, value: Any) -> Any:
 
 
 match_block = cast(Callable[[int, int], int], intrinsic(_match_block))
-"""`match_block(address, byte)`: bit i is set when byte i of the block of BLOCK_SIZE bytes equals `byte`."""
+"""`match_block(address, byte)`: bit i is set when byte i of the BLOCK_SIZE bytes equals `byte`."""
 
 trailing_zeros = cast(Callable[[int], int], intrinsic(_trailing_zeros))
 """Number of zero bits below the lowest one bit; `value` must not be 0."""

@@ -3,6 +3,7 @@
 from stratalog.kernels.jit import part
 from stratalog.kernels.memory import (
     BLOCK_SIZE,
+    PAGE_SIZE,
     load_i16,
     load_i32,
     load_i64,
@@ -12,7 +13,6 @@ from stratalog.kernels.memory import (
     trailing_zeros,
 )
 from stratalog.layout.message import (
-    FIXED_SIZE_V1,
     HEAD,
     MAGIC_V2,
     PROPERTIES_LENGTH,
@@ -40,7 +40,6 @@ TOPIC_LENGTH_SIZE_V1, TOPIC_LENGTH_SIZE_V2 = TOPIC_LENGTH_V1.size, TOPIC_LENGTH_
 PROPERTIES_LENGTH_SIZE = PROPERTIES_LENGTH.size
 BORN_HOST_V6, STORE_HOST_V6 = int(SysFlag.BORN_HOST_V6), int(SysFlag.STORE_HOST_V6)
 
-assert FIXED_SIZE_V1 >= BLOCK_SIZE, "find_byte reads this much in front of a record's end"
 assert len(TAGS) == len(KEYS) == 4
 assert len(UNIQUE_KEY) == 8
 assert len(DELAY) == 5
@@ -113,17 +112,29 @@ def properties_behind(topic_end: int) -> tuple[int, int]:
 
 @part
 def find_byte(begin: int, end: int, byte: int) -> int:
-    """Address of the first `byte` in [begin, end), or `end`. The BLOCK_SIZE bytes before `end` must be readable."""
-    while begin + BLOCK_SIZE <= end:
-        matches = match_block(begin, byte)
-        if matches:
-            return begin + trailing_zeros(matches)
-        begin += BLOCK_SIZE
-    if begin < end:
-        matches = match_block(end - BLOCK_SIZE, byte) >> (begin - (end - BLOCK_SIZE))
-        if matches:
-            return begin + trailing_zeros(matches)
-    return end
+    """Address of the first `byte` in [begin, end), or `end`."""
+    if begin >= end:
+        return end
+    matches, behind = matches_at(begin, byte)
+    while matches == 0:
+        if behind >= end:
+            return end
+        begin = behind
+        matches, behind = matches_at(begin, byte)
+    return min(begin + trailing_zeros(matches), end)
+
+
+@part
+def matches_at(begin: int, byte: int) -> tuple[int, int]:
+    """Which bytes from `begin` on equal `byte` (bit 0: the first), and the address behind those that were looked at.
+
+    These are BLOCK_SIZE, or what is left of the page: the first can be read, one in the next page perhaps not.
+    """
+    beyond = (begin & (PAGE_SIZE - 1)) - (PAGE_SIZE - BLOCK_SIZE)
+    if beyond <= 0:
+        return match_block(begin, byte), begin + BLOCK_SIZE
+    rest = BLOCK_SIZE - beyond
+    return match_block(begin - beyond, byte) >> beyond & ((1 << rest) - 1), begin + rest
 
 
 @part
@@ -131,8 +142,16 @@ def named_values(begin: int, end: int) -> tuple[int, int, int, int, int, int, in
     """Address and size of TAGS, KEYS, UNIQ_KEY and DELAY in a properties text; size 0 = absent. The last one wins."""
     tags, tags_size, keys, keys_size = end, 0, end, 0
     unique, unique_size, delay, delay_size = end, 0, end, 0
+    if begin >= end:
+        return tags, tags_size, keys, keys_size, unique, unique_size, delay, delay_size
+    block = begin
+    value_ends, block_end = matches_at(block, VALUE_END_BYTE)
     while begin < end:
-        stop = find_byte(begin, end, VALUE_END_BYTE)
+        while value_ends == 0 and block_end < end:
+            block = block_end
+            value_ends, block_end = matches_at(block, VALUE_END_BYTE)
+        stop = min(block + trailing_zeros(value_ends), end) if value_ends else end
+        value_ends &= value_ends - 1
         if stop - begin >= _SHORTEST_NAMED:
             name, behind = load_i32(begin), load_u8(begin + 4)
             if behind == NAME_END_BYTE:
