@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
+from stratalog.cli import progress
 from stratalog.layout.message import HEAD
 
 LOG = Path("commitlog") / ("0" * 20)
@@ -124,6 +127,17 @@ def test_rebuild_needs_a_yes(small_store: Path, call: Call) -> None:
     assert prints(small_store) == before
     assert "20 units in 2 queues" in call("rebuild", small_store, "--yes").stdout
     assert call("verify", small_store).exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [("rebuild", "--yes"), ("put", "orders", "body")], ids=lambda given: given[0])
+def test_long_openings_tell_how_far_they_are(
+    arguments: tuple[str, ...], small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PLAIN_PAUSE_S", 0.0)
+    shutil.rmtree(small_store / "consumequeue")
+    told = call(arguments[0], small_store, *arguments[1:]).stderr
+    for step in ("checking the log", "building queues and index"):
+        assert re.search(rf"^{step}: [\d.]+ kB of [\d.]+ kB \(\d+ %\), .*/s, 0:00 left$", told, re.MULTILINE), told
 
 
 def test_more_files_than_may_be_open(tmp_path: Path, call: Call) -> None:

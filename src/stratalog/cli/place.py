@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stratalog.cli.output import tell
+from stratalog.cli.progress import Progress
 from stratalog.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def open_local(
         warm_up()
     import stratalog
 
-    return stratalog.open(path, mode=mode, settings=settings_of(given, conf))
+    with Progress("open") as progress:
+        return stratalog.open(path, mode=mode, settings=settings_of(given, conf), progress=progress.of_opening)
 
 
 def settings_of(given: Sequence[str] | None = None, conf: Path | None = None) -> "StoreSettings":

@@ -3,9 +3,12 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from stratalog.cli.output import size_text
+
+if TYPE_CHECKING:
+    from stratalog.store.rederive import Progress as OpeningProgress
 
 _TERMINAL_PAUSE_S = 0.1
 _PLAIN_PAUSE_S = 5.0
@@ -36,11 +39,23 @@ class Progress:
 
     def __call__(self, size_done: int, size_total: int, record_count: int) -> None:
         """Bytes done and in all (0 = not known), records done."""
+        if self._is_due():
+            self._show(progress_line(self._what, size_done, size_total, record_count, self.seconds))
+
+    def of_opening(self, told: "OpeningProgress") -> None:
+        """What `stratalog.open` tells while it reads the log."""
+        if self._is_due():
+            seconds = told.done / told.rate if told.rate else 0.0
+            self._show(progress_line(told.step, told.done, told.total, 0, seconds))
+
+    def _is_due(self) -> bool:
         now = time.monotonic()
         if now - self._last < (_TERMINAL_PAUSE_S if self._terminal else _PLAIN_PAUSE_S):
-            return
+            return False
         self._last = now
-        line = progress_line(self._what, size_done, size_total, record_count, now - self._begin)
+        return True
+
+    def _show(self, line: str) -> None:
         if self._terminal:
             print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
             self._width = max(self._width, len(line))
@@ -49,9 +64,9 @@ class Progress:
 
 
 def progress_line(what: str, size_done: int, size_total: int, record_count: int, seconds: float) -> str:
-    """For example `verify: 1,200,000 records, 1.2 of 3.4 GB (35 %), 1.5 GB/s, 0:02 left`."""
+    """For example `verify: 1,200,000 records, 1.2 of 3.4 GB (35 %), 1.5 GB/s, 0:02 left`; 0 records are not told."""
     rate = size_done / seconds if seconds > 0 else 0.0
-    line = f"{what}: {record_count:,} records, {size_text(size_done)}"
+    line = f"{what}: " + (f"{record_count:,} records, " if record_count else "") + size_text(size_done)
     if size_total:
         line += f" of {size_text(size_total)} ({100 * size_done // size_total} %)"
     line += f", {size_text(rate)}/s"

@@ -101,7 +101,8 @@ def rebuild(
         print(f"would build anew from the log: {names}\nadd --yes to do it; messages are not touched")
         return
     begin = time.perf_counter()
-    rebuilt = build(store, settings=settings_of(given, conf), parts=parts)
+    with Progress("rebuild") as progress:
+        rebuilt = build(store, settings=settings_of(given, conf), parts=parts, progress=progress.of_opening)
     seconds = time.perf_counter() - begin
     if as_json:
         show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.opening import open_store
 from stratalog.store.recovery import Damage
+from stratalog.store.rederive import Progress
 from stratalog.tools.survey import sized
 from stratalog.tools.verify_files import QUEUE_TREES, UNDER_REPAIR, queue_directories
 
@@ -83,8 +84,11 @@ def rebuild(
     settings: StoreSettings | None = None,
     parts: Collection[Part] = PARTS,
     clock_ns: ClockNs = time.time_ns,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Rebuilt:
     """Build the derived files of a closed store again. Damaged ranges of the log are stepped over.
+
+    `progress` is called as by `stratalog.open`.
 
     A queue whose messages have all gone by retention keeps its old files: they alone know its next offset. Raises
     `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first, `DiskFull`
@@ -94,7 +98,7 @@ def rebuild(
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
     release = Disk().lock(root / names.LOCK)
     try:
-        return rebuild_locked(root, settings=settings, parts=parts, clock_ns=clock_ns)
+        return rebuild_locked(root, settings=settings, parts=parts, clock_ns=clock_ns, progress=progress)
     finally:
         release()
 
@@ -105,6 +109,7 @@ def rebuild_locked(
     settings: StoreSettings | None = None,
     parts: Collection[Part] = PARTS,
     clock_ns: ClockNs = time.time_ns,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Rebuilt:
     """`rebuild` for a caller who holds the store's lock."""
     disk, staging = Disk(), root / STAGING
@@ -114,7 +119,7 @@ def rebuild_locked(
     shutil.rmtree(staging, ignore_errors=True)
     try:
         _prepare(root, staging)
-        rebuilt = _build(staging, settings, clock_ns)
+        rebuilt = _build(staging, settings, clock_ns, progress)
         carried = _carry_over(root, staging, disk)
         rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts))
         _seal_carried(staging, carried, disk, settings)
@@ -156,9 +161,11 @@ def _prepare(root: Path, staging: Path) -> None:
             (staging / tree / topic).mkdir(parents=True)
 
 
-def _build(staging: Path, settings: StoreSettings, clock_ns: ClockNs) -> Rebuilt:
+def _build(
+    staging: Path, settings: StoreSettings, clock_ns: ClockNs, progress: Callable[[Progress], None] | None
+) -> Rebuilt:  # fmt: skip
     disk = _BesideDisk(staging / names.COMMIT_LOG)
-    with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns) as store:
+    with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
         recovery, log_end = store.recovery, store.log.end_offset
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
     return Rebuilt(
