@@ -69,6 +69,8 @@ class LogPrefix:
                     record = decode_record(data, position)
                 except CorruptData:
                     break
+                if record.properties.endswith(b"\0"):  # killed while it was copied: no checksum covers the properties
+                    break
                 (self.offsets if enters_queue(record.sys_flag) else self.hidden).append(base + position)
                 position += record.total_size
                 self.end = base + position
