@@ -16,6 +16,7 @@ from tests.spark.stores import (
     empty_partition,
     make_store,
     messages_of,
+    open_small,
     scan,
     source,
 )
@@ -68,6 +69,25 @@ def test_a_scan_of_a_store_equals_reading_its_queues(store: Path) -> None:
     rows, partitions = scan(path=str(store))
     assert by_queue(rows) == messages_of(store)
     assert len(partitions) == 1, "many small queues share a partition"
+
+
+def test_batch_topics_and_light_queues_are_scanned_as_they_are_read(tmp_path: Path) -> None:
+    with open_small(tmp_path, enable_lmq=True, enable_multi_dispatch=True) as store:
+        store.create_topic("batches", queues=2, queue_type="BatchCQ")
+        for number in range(60):
+            members = [b"%d of %d" % (member, number) for member in range(1 + number % 4)]
+            store.queue("batches", number % 2).put_batch(members, unique_key=f"U{number}", tags="t")
+            names = "%LMQ%a,%LMQ%b" if number % 3 else "%LMQ%a"
+            store.put("parent", b"%d" % number, keys=f"k{number}", properties={"INNER_MULTI_DISPATCH": names})
+    rows, _ = scan(path=str(tmp_path))
+    found = by_queue(rows)
+    assert found == messages_of(tmp_path)
+    assert {key: len(messages) for key, messages in found.items()} == {
+        ("%LMQ%a", 0): 60, ("%LMQ%b", 0): 40, ("batches", 0): 60, ("batches", 1): 90, ("parent", 0): 60,
+    }  # fmt: skip
+    part, _ = scan(path=str(tmp_path), subscribe="batches", startingOffsets='{"batches": {"0": 7, "1": -2}}')
+    places = {(row["queueId"], row["queueOffset"]) for row in part}
+    assert places == {(0, number) for number in range(7, 60)} | {(1, number) for number in range(90)}
 
 
 def test_a_scan_of_the_tier_equals_the_store_but_for_what_stays_local(store: Path, tier: Path) -> None:
