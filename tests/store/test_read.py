@@ -1,5 +1,6 @@
 """Reading by offset, time and key gives what a plain list would give."""
 
+import random
 import shutil
 import threading
 from bisect import bisect_left, bisect_right
@@ -17,12 +18,13 @@ from store.conftest import OpenStore
 from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, check, log_files, queue_files, scratch_folder
 from stratalog.errors import ConfigurationError, OffsetOutOfRange, StoreFailed
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.message import Record
+from stratalog.layout.message import Host, Record
 from stratalog.layout.queue import UNIT
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
 from stratalog.store.open_files import OpenFiles
+from stratalog.store.record_put import RecordFields
 
 
 def fill(store: MessageStore, count: int, topic: str = "t", size: int = 300) -> list[bytes]:
@@ -47,6 +49,41 @@ def test_reading_from_any_offset_any_count_gives_that_part_of_the_queue(open_sto
             assert [message.body for message in queue.read(first, count=count)] == expected
             assert queue.read_arrow(first, count=1000 if count is None else count)["body"].to_pylist() == expected
     assert (queue.min_offset, queue.max_offset) == (0, 230)
+
+
+def test_messages_read_together_have_their_own_fields_whatever_their_neighbours_have(open_store: OpenStore) -> None:
+    store = open_store()
+    queue = store.queue("t")
+    hosts = [Host.parse(text) for text in ("10.0.0.1:1", "10.0.0.1:2", "[2001:db8::1]:1", "10.0.0.2:1")]
+    chance = random.Random(7)
+    given: list[RecordFields] = [
+        {
+            "flag": chance.randrange(2),
+            "born_timestamp": 10**12 + chance.randrange(2),
+            "reconsume_times": chance.randrange(2),
+            "born_host": chance.choice(hosts),
+            "store_host": chance.choice(hosts),
+        }
+        for _ in range(120)
+    ]
+    receipts = [queue.put_record(b"x" * chance.randrange(2), **fields) for fields in given]
+    messages = list(queue.read())
+    assert messages == [store.log.message(receipt.commit_log_offset) for receipt in receipts]
+    for message, fields in zip(messages, given, strict=True):
+        assert {name: getattr(message, name) for name in fields} == fields
+
+
+def test_the_oldest_offset_of_a_queue_follows_its_log_and_its_units(tmp_path: Path) -> None:
+    disk = Disk()
+    queue = ConsumeQueue(tmp_path, "t", 0, OpenFiles(disk), disk, file_size=100 * UNIT.size)
+    queue.append(b"".join(UNIT.pack(300 * number, 300, 0) for number in range(230)))
+    for log_offset in (0, 0, 30_000, 30_000, 29_999, 30_001, 0, 69_000, 68_700):
+        assert queue.min_offset(log_offset) == -(-log_offset // 300)
+    assert queue.min_offset(30_000) == 100
+    queue.truncate(15_000)
+    assert queue.min_offset(30_000) == queue.end_offset == 50
+    queue.append(UNIT.pack(15_000, 300, 0) + UNIT.pack(60_000, 300, 0))
+    assert queue.min_offset(30_000) == 51
 
 
 @pytest.mark.parametrize(("first", "next_offset"), [(-1, 0), (11, 10), (10**12, 10), (-(10**12), 0)])
@@ -326,19 +363,6 @@ def test_without_an_index_a_query_is_refused_and_building_it_later_finds_everyth
 
 
 # -- after leading files have gone -----------------------------------------------------------------------------------
-
-
-def test_the_oldest_offset_of_a_queue_follows_its_log_and_its_units(tmp_path: Path) -> None:
-    disk = Disk()
-    queue = ConsumeQueue(tmp_path, "t", 0, OpenFiles(disk), disk, file_size=100 * UNIT.size)
-    queue.append(b"".join(UNIT.pack(300 * number, 300, 0) for number in range(230)))
-    for log_offset in (0, 0, 30_000, 30_000, 29_999, 30_001, 0, 69_000, 68_700):
-        assert queue.min_offset(log_offset) == -(-log_offset // 300)
-    assert queue.min_offset(30_000) == 100
-    queue.truncate(15_000)
-    assert queue.min_offset(30_000) == queue.end_offset == 50
-    queue.append(UNIT.pack(15_000, 300, 0) + UNIT.pack(60_000, 300, 0))
-    assert queue.min_offset(30_000) == 51
 
 
 def test_when_leading_log_files_have_gone_reading_begins_at_the_oldest_message_left(

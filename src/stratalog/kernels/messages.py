@@ -51,14 +51,49 @@ _FIELDS = 14
 (_M_TOPIC, _M_QUEUE_ID, _M_QUEUE_OFFSET, _M_COMMIT_LOG_OFFSET, _M_STORE_SIZE, _M_BODY, _M_PROPERTIES, _M_BORN_TIMESTAMP,
  _M_STORE_TIMESTAMP, _M_FLAG, _M_SYS_FLAG, _M_BODY_CRC, _M_BORN_HOST, _M_REST) = range(_FIELDS)  # fmt: skip
 _CLASS, _NONE, _REPLACE = range(3)
-SCRATCH = _FIELDS * WORD
-"""A frame's first free byte behind the fields of a message."""
+_NUMBERS = _FIELDS
+SCRATCH = 2 * _FIELDS * WORD
+"""A frame's first free byte behind the fields of a message and the numbers that they stand for."""
 
 
 @part
-def new_message(owner: int, frame: int, record: int, topic: int) -> int:
-    """A new message of a whole record, 0 when there is no memory; `topic` is its topic's str, borrowed, or 0 to make
-    one. The first SCRATCH bytes of the frame are used."""
+def _set_object(frame: int, field: int, new: int) -> None:
+    let_go(word(frame, field))
+    set_word(frame, field, new)
+
+
+@part
+def _set_integer(frame: int, field: int, value: int) -> None:
+    if word(frame, field) == 0 or word(frame, _NUMBERS + field) != value:
+        _set_object(frame, field, new_integer(value))
+        set_word(frame, _NUMBERS + field, value)
+
+
+@part
+def _set_bytes(frame: int, field: int, address: int, size: int) -> None:
+    known = word(frame, field)
+    if known == 0 or bytes_size(known) != size or not same_bytes(bytes_address(known), address, size):
+        _set_object(frame, field, new_bytes(address, size))
+
+
+@part
+def _clear_fields(frame: int) -> None:
+    for field in range(_FIELDS):
+        set_word(frame, field, 0)
+
+
+@part
+def _let_go_fields(frame: int) -> None:
+    for field in range(_FIELDS):
+        let_go(word(frame, field))
+
+
+@part
+def _next_message(owner: int, frame: int, record: int, topic: int) -> int:
+    """`new_message`, behind another one: of its fields, which are in the frame, those that are equal are used again.
+
+    The fields stay in the frame. Neighbours were often stored in the same millisecond, and come from one client.
+    """
     sys_flag = load_i32(record + SYS_FLAG)
     born, hosts = born_extra(sys_flag), hosts_extra(sys_flag)
     body, body_size = body_of(record)
@@ -68,26 +103,33 @@ def new_message(owner: int, frame: int, record: int, topic: int) -> int:
     else:
         name, name_size = topic_of(record)
         topic = new_text(name, name_size, bytes_address(tuple_item(owner, _REPLACE)))
-    set_word(frame, _M_TOPIC, topic)
-    set_word(frame, _M_QUEUE_ID, new_integer(load_i32(record + _QUEUE_ID)))
-    set_word(frame, _M_QUEUE_OFFSET, new_integer(load_i64(record + _QUEUE_OFFSET)))
-    set_word(frame, _M_COMMIT_LOG_OFFSET, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
-    set_word(frame, _M_STORE_SIZE, new_integer(load_i32(record + _TOTAL_SIZE)))
-    set_word(frame, _M_BODY, new_bytes(body, body_size))
-    set_word(frame, _M_PROPERTIES, new_bytes(begin, end - begin))
-    set_word(frame, _M_BORN_TIMESTAMP, new_integer(load_i64(record + _BORN_TIMESTAMP)))
-    set_word(frame, _M_STORE_TIMESTAMP, new_integer(store_timestamp_of(record)))
-    set_word(frame, _M_FLAG, new_integer(load_i32(record + _FLAG)))
-    set_word(frame, _M_SYS_FLAG, new_integer(sys_flag))
-    set_word(frame, _M_BODY_CRC, new_integer(load_u32(record + _BODY_CRC)))
-    set_word(frame, _M_BORN_HOST, new_bytes(record + _BORN_HOST, _HOST_SIZE + born))
-    set_word(frame, _M_REST, new_bytes(record + _STORE_HOST + born, _REST_SIZE + hosts - born))
-    complete = True
+    _set_object(frame, _M_TOPIC, topic)
+    _set_integer(frame, _M_QUEUE_ID, load_i32(record + _QUEUE_ID))
+    _set_object(frame, _M_QUEUE_OFFSET, new_integer(load_i64(record + _QUEUE_OFFSET)))
+    _set_object(frame, _M_COMMIT_LOG_OFFSET, new_integer(load_i64(record + _COMMIT_LOG_OFFSET)))
+    _set_integer(frame, _M_STORE_SIZE, load_i32(record + _TOTAL_SIZE))
+    _set_object(frame, _M_BODY, new_bytes(body, body_size))
+    _set_object(frame, _M_PROPERTIES, new_bytes(begin, end - begin))
+    _set_integer(frame, _M_BORN_TIMESTAMP, load_i64(record + _BORN_TIMESTAMP))
+    _set_integer(frame, _M_STORE_TIMESTAMP, store_timestamp_of(record))
+    _set_integer(frame, _M_FLAG, load_i32(record + _FLAG))
+    _set_integer(frame, _M_SYS_FLAG, sys_flag)
+    _set_object(frame, _M_BODY_CRC, new_integer(load_u32(record + _BODY_CRC)))
+    _set_bytes(frame, _M_BORN_HOST, record + _BORN_HOST, _HOST_SIZE + born)
+    _set_bytes(frame, _M_REST, record + _STORE_HOST + born, _REST_SIZE + hosts - born)
     for field in range(_FIELDS):
-        complete = complete and word(frame, field) != 0
-    message = call_with(tuple_item(owner, _CLASS), frame, _FIELDS, 0) if complete else 0
-    for field in range(_FIELDS):
-        let_go(word(frame, field))
+        if word(frame, field) == 0:
+            return 0
+    return call_with(tuple_item(owner, _CLASS), frame, _FIELDS, 0)
+
+
+@part
+def new_message(owner: int, frame: int, record: int, topic: int) -> int:
+    """A new message of a whole record, 0 when there is no memory; `topic` is its topic's str, borrowed, or 0 to make
+    one. The first SCRATCH bytes of the frame are used."""
+    _clear_fields(frame)
+    message = _next_message(owner, frame, record, topic)
+    _let_go_fields(frame)
     return message
 
 
@@ -126,8 +168,10 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
     units = bytes_address(units)
     if units == 0 or name == 0:
         return 0
+    _clear_fields(frame)
     number = first
-    while number < last and room > 0:
+    failed = False
+    while number < last and room > 0 and not failed:
         unit = units + _UNIT_SIZE * number
         offset, size = load_i64(unit + _UNIT_OFFSET), load_i32(unit + _UNIT_RECORD_SIZE)
         if offset < low or size <= 0 or offset > high - size:
@@ -140,14 +184,13 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
             break
         if load_i32(record + _QUEUE_ID) != queue_id or not is_of(record, name, name_size):
             break
-        message = new_message(self, frame, record, topic)
+        message = _next_message(self, frame, record, topic)
         failed = message == 0 or add_to_list(out, message) < 0
         let_go(message)
-        if failed:
-            return 0
         room -= size
         number += 1
-    return new_integer(number)
+    _let_go_fields(frame)
+    return 0 if failed else new_integer(number)
 
 
 def _read_record(self: int, args: int, count: int, names: int) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
@@ -337,11 +338,9 @@ class Queue:
     def _messages(self, start: int, left: int, follow: bool) -> Iterator[Message]:
         known = self.store.units_of(self)
         if isinstance(known, BatchQueue):
-            yield from batch_messages(self, known, start, left, follow)
-            return
-        yield from read_queue(
-            self, start, left, follow=follow, messages_of=light_messages if is_light(self.topic) else plain_messages
-        )
+            return batch_messages(self, known, start, left, follow)
+        lists_of = light_messages if is_light(self.topic) else plain_messages
+        return chain.from_iterable(read_queue(self, start, left, follow=follow, lists_of=lists_of))
 
     def not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
         """The error of a unit that leads to no record of its queue."""

@@ -39,9 +39,9 @@ def _natives() -> tuple[Callable[..., int], Callable[..., Message | None]]:
 
 def read_queue(
     queue: "Queue", start: int, left: int, *, follow: bool,
-    messages_of: Callable[["Queue", bytes, int], Iterator[Message]],
-) -> Iterator[Message]:  # fmt: skip
-    """What `Queue.read` yields for a queue with units of 20 bytes; `messages_of` makes messages of some of them."""
+    lists_of: Callable[["Queue", bytes, int], Iterator[list[Message]]],
+) -> Iterator[list[Message]]:  # fmt: skip
+    """What `Queue.read` yields for a queue with units of 20 bytes, in lists, which `lists_of` makes of some units."""
     chunk = _CHUNK_UNITS_FIRST
     while left > 0:
         units = queue.units(start, min(left, chunk))
@@ -51,7 +51,7 @@ def read_queue(
             time.sleep(_FOLLOW_PAUSE_S)
             continue
         try:
-            yield from messages_of(queue, units, start)
+            yield from lists_of(queue, units, start)
         except ValueError:  # a mapping was closed under us
             queue.store.catch_up()
             raise
@@ -60,8 +60,8 @@ def read_queue(
         chunk = min(4 * chunk, _CHUNK_UNITS_MAX)
 
 
-def plain_messages(queue: "Queue", units: bytes, start: int) -> Iterator[Message]:
-    """Messages of units from queue offset `start` on that lead to one record of their queue each."""
+def plain_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Message]]:
+    """Lists of messages of units from queue offset `start` on that lead to one record of their queue each."""
     number, count = 0, len(units) // UNIT.size
     while number < count:
         commit_log_offset, size, _ = _unpack_unit(units, number * UNIT.size)
@@ -70,7 +70,7 @@ def plain_messages(queue: "Queue", units: bytes, start: int) -> Iterator[Message
             continue
         messages: list[Message] = []
         done = _read_units(queue, units, number, start, commit_log_offset, messages)
-        yield from messages
+        yield messages
         if done == number:
             raise not_there(queue, start + number, commit_log_offset)
         number = done

@@ -70,8 +70,8 @@ def _members(queue: "Queue", unit: Any) -> list[Message]:
     return unwrapped(message)[: unit.batch_size]
 
 
-def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[Message]:
-    """Messages of a light queue's units: topic, queue id and offset are those in the light queue.
+def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Message]]:
+    """Messages, one a list, of a light queue's units: topic, queue id and offset are those in the light queue.
 
     What they are in the queue that the message was put to stands in the record: `store.message(commit_log_offset)`.
     The unit's place counts, not the offset that the record was given: RocketMQ lets the two come apart where a message
@@ -85,7 +85,7 @@ def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[Message
         if not own and not names_light_queue(message.raw_properties, queue.topic):
             raise queue.not_there(queue_offset, commit_log_offset)
         message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, queue_offset
-        yield message
+        yield [message]
 
 
 def _record_of(queue: "Queue", queue_offset: int, commit_log_offset: int) -> Message:
