@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from stratalog.errors import ConfigurationError
 from stratalog.kernels.jit import ZERO, kernel, part
-from stratalog.kernels.log import place_of
+from stratalog.kernels.log import place_of, prefetch_ahead
 from stratalog.kernels.memory import copy_few, load_i32, load_i64, load_le_i32, load_le_i64, store_le_i32, store_le_i64
 from stratalog.kernels.queue_table import Int64Array, same_bytes
 from stratalog.kernels.record import SYS_FLAG, body_of, born_extra, hosts_extra, named_values, properties_of, topic_of
@@ -114,7 +114,10 @@ def locate(
         size = load_i32(unit + _UNIT_RECORD_SIZE)
         offset = load_i64(unit + _UNIT_OFFSET)
         file, position = place_of(addresses, first_offset, file_size, offset, size)
-        if file == 0 or check_record(file, position, position + size, ANY_OFFSET, checks) != WHOLE:
+        if file == 0:
+            continue
+        prefetch_ahead(unit, count - i, file + position)
+        if check_record(file, position, position + size, ANY_OFFSET, checks) != WHOLE:
             continue
         record = file + position
         if load_i32(record + _TOTAL_SIZE) != size:

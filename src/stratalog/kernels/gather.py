@@ -3,8 +3,8 @@
 from enum import IntEnum
 
 from stratalog.kernels.jit import kernel
-from stratalog.kernels.log import place_of
-from stratalog.kernels.memory import copy, load_i32, load_i64, prefetch, store_i32, store_i64
+from stratalog.kernels.log import place_of, prefetch_ahead
+from stratalog.kernels.memory import copy, load_i32, load_i64, store_i32, store_i64
 from stratalog.kernels.queue_table import Int64Array
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
@@ -24,10 +24,6 @@ _DONE, _ROOM, _MISSING = int(GatherStatus.DONE), int(GatherStatus.ROOM), int(Gat
 _UNIT_SIZE, _UNIT_OFFSET = UNIT.size, UNIT.position("commit_log_offset")
 _UNIT_RECORD_SIZE, _UNIT_TAGS_CODE = UNIT.position("size"), UNIT.position("tags_code")
 _COMMIT_LOG_OFFSET = HEAD.position("commit_log_offset")
-
-_CACHE_LINE = 64
-_AHEAD, _AHEAD_SIZE_MAX = 8, 320
-"""Records of a queue lie apart, so the CPU does not foresee the next one: ask for it this many units before."""
 
 
 @kernel
@@ -57,11 +53,7 @@ def gather(
             return i, position - dst, _MISSING
         if size > dst + room - position:
             return i, position - dst, _ROOM
-        if i + _AHEAD < count:
-            ahead = file + at + load_i64(unit + _UNIT_SIZE * _AHEAD + _UNIT_OFFSET) - load_i64(unit + _UNIT_OFFSET)
-            ahead_size = load_i32(unit + _UNIT_SIZE * _AHEAD + _UNIT_RECORD_SIZE)
-            for line in range(0, min(ahead_size, _AHEAD_SIZE_MAX), _CACHE_LINE):
-                prefetch(ahead + line)
+        prefetch_ahead(unit, count - i, file + at)
         tier_position = tier_offset + position - dst
         copy(position, file + at, size)
         store_i64(position + _COMMIT_LOG_OFFSET, tier_position)

@@ -24,6 +24,7 @@ from stratalog.kernels.cpython import (
     tuple_item,
 )
 from stratalog.kernels.jit import Native, part
+from stratalog.kernels.log import prefetch_ahead
 from stratalog.kernels.memory import load_i32, load_i64, load_le_i64, load_u32, set_word, word
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import (
@@ -177,6 +178,7 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
         if offset < low or size <= 0 or offset > high - size:
             break
         position = offset - low
+        prefetch_ahead(unit, last - number, address + position)
         if check_record(address, position, position + size, low, VERIFY) != WHOLE:
             break
         record = address + position
