@@ -29,7 +29,7 @@ _ANY_QUEUE = np.empty(0, np.int64)
 
 _FIXED_POSITION, _FIXED_BORN, _FIXED_STORE, _FIXED_KIND, _FIXED_OUT = range(5)
 _KIND_I32, _KIND_I64, _KIND_TIME = range(3)
-_VALUE_KIND, _VALUE_SOURCES, _VALUE_ENDS, _VALUE_DATA = range(4)
+_VALUE_KIND, _VALUE_SOURCES, _VALUE_ENDS, _VALUE_DATA, _VALUE_EMPTY = range(5)
 _VALUE_KINDS = ("body", "properties", "tags", "keys", "uniqueKey", "bornHost", "storeHost")
 _NAMED = frozenset({"tags", "keys", "uniqueKey"})
 _HOSTS = frozenset({"bornHost", "storeHost"})
@@ -136,13 +136,15 @@ def locate(
 
 @kernel
 def copy_values(values: Int64Array, count: int) -> None:
-    """Second pass: bring the values of each column together, at the address that its row of `values` holds by now."""
+    """Second pass: bring the values of each column together, at the address that its row of `values` holds by now, and
+    count the empty ones there."""
     for row in range(count):
         for value in range(values.shape[0]):
             ends = values[value, _VALUE_ENDS] + 4 * row
             begin = load_le_i32(ends)
-            source = load_le_i64(values[value, _VALUE_SOURCES] + 8 * row)
-            copy_few(values[value, _VALUE_DATA] + begin, source, load_le_i32(ends + 4) - begin)
+            size = load_le_i32(ends + 4) - begin
+            copy_few(values[value, _VALUE_DATA] + begin, load_le_i64(values[value, _VALUE_SOURCES] + 8 * row), size)
+            values[value, _VALUE_EMPTY] += size == 0
 
 
 class _Plan:
@@ -161,7 +163,7 @@ class _Plan:
         self.values = [name for name in _VALUE_KINDS if name in columns]
         self.is_named = not _NAMED.isdisjoint(columns)
         self.fixed_table = _table([[*_fixed_row(name), 0] for name in self.fixed], _FIXED_OUT + 1)
-        self.values_table = _table([[_VALUE_KINDS.index(name), 0, 0, 0] for name in self.values], _VALUE_DATA + 1)
+        self.values_table = _table([[_VALUE_KINDS.index(name), 0, 0, 0, 0] for name in self.values], _VALUE_EMPTY + 1)
 
 
 _plan_of = lru_cache(maxsize=64)(_Plan)
@@ -192,6 +194,7 @@ class _Decoder:
         }
         self.ends = {name: pa.allocate_buffer(4 * (count + 1)) for name in plan.values}
         self.data: dict[str, pa.Buffer] = {}
+        self.empty: dict[str, int] = {}
         self.sources = np.empty((len(plan.values), count), np.int64)
         self.fixed_table, self.values_table = plan.fixed_table.copy(), plan.values_table.copy()
         self.fixed_table[:, _FIXED_OUT] = [buffer.address for buffer in self.fixed.values()]
@@ -204,6 +207,7 @@ class _Decoder:
             data = self.data[name] = pa.allocate_buffer(int(np.frombuffer(ends, np.int32)[rows]))
             self.values_table[number, _VALUE_DATA] = data.address
         copy_values(self.values_table, rows)
+        self.empty = dict(zip(self.ends, self.values_table[:, _VALUE_EMPTY].tolist(), strict=True))
 
     def array(self, name: str, rows: int, topic: str, broker_name: str) -> pa.Array:
         kind = ARROW_SCHEMA.field(name).type
@@ -215,11 +219,9 @@ class _Decoder:
 
     def _variable(self, name: str, rows: int, kind: pa.DataType) -> pa.Array:
         data, validity, null_count = self.data[name], None, 0
-        if name in _NAMED:
+        if name in _NAMED and (null_count := self.empty[name]):
             ends = np.frombuffer(self.ends[name], np.int32)[: rows + 1]
-            present = ends[1:] != ends[:-1]
-            null_count = rows - int(np.count_nonzero(present))
-            validity = pa.py_buffer(np.packbits(present, bitorder="little")) if null_count else None
+            validity = pa.py_buffer(np.packbits(ends[1:] != ends[:-1], bitorder="little"))
         is_text = kind != pa.binary() and name not in _HOSTS and _is_ascii(data)
         buffers = [validity, self.ends[name], data]
         values = pa.Array.from_buffers(kind if is_text else pa.binary(), rows, buffers, null_count)

@@ -163,6 +163,8 @@ def _damage(file: MappedFile, position: int, commit_log_offset: int) -> str:
 
 def check_complete(queue: "Queue", units: bytes, start: int, row_count: int) -> None:
     """Raise `CorruptData` when units from queue offset `start` on gave fewer rows than there should be records."""
+    if row_count == len(units) // UNIT.size:
+        return
     table = np.frombuffer(units, UNIT.dtype)
     is_there = table["commit_log_offset"] >= queue.store.log.first_offset
     expected = np.flatnonzero(is_there & (table["size"] != FILLER_SIZE))
