@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from stratalog.store.rederive import Progress
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store of a few KiB is recovered as one of many GiB is: in pieces, side by side, kept on the way."""
     monkeypatch.setattr(log_scan, "_PIECE_SIZE", 700)
-    monkeypatch.setattr(rederive, "_IN_BULK_SIZE", 0)
+    monkeypatch.setattr(rederive, "_LONG_SIZE", 0)
     monkeypatch.setattr(rederive, "_KEEP_SIZE", 3000)
     monkeypatch.setattr(message_store, "_KEEPS_PER_INDEX_HEADER", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
@@ -153,20 +154,103 @@ def test_a_killed_recovery_goes_on_where_it_was(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_progress_is_told_in_two_steps_with_rate_and_time_left(folder: Path) -> None:
-    filled(folder / "store", clean=False)
-    (folder / "store" / "checkpoint").unlink()
+@pytest.mark.parametrize(
+    ("vouched", "steps"),
+    [(True, ["checking the log", "building queues and index"]), (False, ["building queues and index"])],
+)
+def test_progress_is_told_by_step_with_rate_and_time_left(vouched: bool, steps: list[str], folder: Path) -> None:
+    """Where nothing vouches for what is derived, it follows the walk over the log in one step."""
+    killed_behind_a_checkpoint(folder / "store", 60)
+    if not vouched:
+        (folder / "store" / "checkpoint").unlink()
     told: list[Progress] = []
     now = iter(range(0, 10**12, 10**9))
     with open_tiny(folder / "store", progress=told.append, clock_ns=lambda: 1_700_000_000 * 10**9 + next(now)) as store:
-        end = store.log.end_offset
-    assert list(dict.fromkeys(p.step for p in told)) == ["checking the log", "building queues and index"]
-    for step in dict.fromkeys(p.step for p in told):
-        steps = [p for p in told if p.step == step]
-        assert [p.done for p in steps] == sorted(p.done for p in steps)
-        assert len(steps) > 3
-        assert all(p.rate > 0 and p.seconds_left is not None and p.seconds_left >= 0 for p in steps if p.done)
-    assert told[-1].done == told[-1].total == end
+        assert store.log.end_offset > 60 * 800
+    assert list(dict.fromkeys(p.step for p in told)) == steps
+    for step in steps:
+        found = [p for p in told if p.step == step]
+        assert [p.done for p in found] == sorted(p.done for p in found)
+        assert len(found) > 3
+        assert all(p.rate > 0 and p.seconds_left is not None and p.seconds_left >= 0 for p in found if p.done)
+    assert told[-1].done == told[-1].total > 0
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_what_is_refused_at_the_end_is_refused_before_a_byte_is_changed(folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=False, count=200)
+    shutil.rmtree(root / "consumequeue" / "t" / "1")
+    for path in log_files(root)[-2:]:
+        path.unlink()
+    vouched = Checkpoint.load(root, Disk())
+    assert vouched.seal is not None
+    (root / "checkpoint").write_bytes(
+        replace(vouched, seal=replace(vouched.seal, log_end_offset=walk(root).end + 1)).encode()
+    )
+    before = {
+        path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name not in ("lock", "abort")
+    }
+    for mode in ("r", "w"):
+        with pytest.raises(CorruptData, match="once held messages up to"):
+            open_tiny(root, mode=mode)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("derived", [True, False], ids=["killed", "only the log"])
+def test_an_end_presumed_within_a_body_is_found_wrong_and_all_is_done_again(derived: bool, folder: Path) -> None:
+    """The last body holds records that say they stand where they stand, and goes on behind them."""
+    store = open_tiny(folder / "running", mapped_file_size_commit_log=1 << 16)
+    first = [store.put("t", body_of(number), keys="k") for number in range(20)]
+    inner = bytearray(log_files(folder / "running")[0].read_bytes()[: first[-1].end_offset])
+    begin = store.log.end_offset + HEAD.size
+    for receipt in first:
+        position = receipt.commit_log_offset + HEAD.position("commit_log_offset")
+        inner[position : position + 8] = (begin + receipt.commit_log_offset).to_bytes(8, "big")
+    last = store.put("t", bytes(inner) + b"x" * 300, keys="k")
+    store.dispatch()
+    crash_copy(store, folder / "store")
+    store.close()
+    (folder / "store" / "checkpoint").unlink(missing_ok=True)
+    if not derived:
+        shutil.rmtree(folder / "store" / "consumequeue")
+    with open_tiny(folder / "store", mapped_file_size_commit_log=1 << 16) as store:
+        assert store.log.end_offset == store.recovery.end_offset == last.end_offset
+        check(store)
+        assert [len(found) for found in bodies(store).values()] == [21]
+        assert len(store.query("t", key="k")) == 21
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_queues_that_follow_the_walk_are_vouched_for_only_with_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=False)
+    (root / "checkpoint").unlink()
+    calls = recorded(root, monkeypatch)
+    with open_tiny(root):
+        pass
+    synced = {at for name, at in calls.calls[: vouching(calls)] if name == "fdatasync"}
+    assert {str(place(root, offset)[0]) for offset in offsets} <= synced
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_what_was_built_of_much_log_is_vouched_for_at_dispatch_s_first_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rederive, "_KEEP_SIZE", 1 << 30)
+    root = folder / "store"
+    filled(root, clean=False)
+    (root / "checkpoint").unlink()
+    with open_tiny(root, flush_interval_consume_queue=3_600_000) as store:
+        assert store.durable_offset == store.log.end_offset
+        assert not (root / "checkpoint").exists()
+        store._keep_when_due()
+        seal = Checkpoint.load(root, Disk()).seal
+        assert seal is not None
+        assert (seal.log_end_offset, seal.unit_count) == (store.log.end_offset, 60)
 
 
 # -- the index after a crash -----------------------------------------------------------------------------------------

@@ -5,9 +5,12 @@ are put together in order: each must begin where the one before ended, else the 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +21,12 @@ from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MA
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 
-_PIECE_SIZE = 32 << 20
+_PIECE_SIZE = 8 << 20
+_PIECES_PER_THREAD = 2
+"""That many are walked before their turn: so few that they are in the processor's cache still when they are taken."""
+_PIECES_AT_FIRST = 32
+"""That many before the first is taken: whoever follows the walk has other things to do first."""
+_THREADS_MAX = 8
 _CHUNK_RECORDS = 1 << 13
 _REACH = 8 << 20
 _ZERO_CHUNK = 1 << 20
@@ -43,8 +51,10 @@ class Verified:
     torn_size: int = 0
     """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
     quarantined: list[Damage] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    """Starts of records (or of files) on the way, some 32 MiB apart."""
+
+
+Span = tuple[int, int]
+"""Log offsets [begin, end) between which whole records stand without a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,11 @@ class _Piece:
     begin: int
     end: int
 
+    @property
+    def offset(self) -> int:
+        """Log offset of its begin."""
+        return self.base + self.begin
+
 
 @dataclass(frozen=True, slots=True)
 class _Walked:
@@ -66,16 +81,16 @@ class _Walked:
 
 
 class LogScan:
-    """One walk over [start, stop) of a log.
+    """One walk over [start, stop) of a log. It begins, in threads, as the context is entered.
 
     Below `vouched_end` everything was durable once: what is missing there was damaged, and is no torn tail.
     `looks_for_torn` says that a crash may have kept a record from being written to its end. `ends_at` is the log's end
-    if that is known: nothing is looked for behind it. `progress` is called with the offset reached.
+    if that is known: nothing is looked for behind it. `found` is complete after the walk.
     """
 
     def __init__(
         self, log: CommitLog, start: int, stop: int, *, vouched_end: int = 0, looks_for_torn: bool = True,
-        ends_at: int = -1, progress: Callable[[int], None] = lambda offset: None,
+        ends_at: int = -1,
     ) -> None:  # fmt: skip
         self._log = log
         self._start = start
@@ -83,20 +98,62 @@ class LogScan:
         self._vouched_end = vouched_end
         self._looks_for_torn = looks_for_torn
         self._ends_at = ends_at
-        self._progress = progress
+        self.found = Verified(start)
+        self._threads = min(_THREADS_MAX, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "stratalog-scan")
+        self._pieces = self._cut() if stop - start > _PIECE_SIZE else iter(())
+        self._ahead: deque[tuple[_Piece, Future[_Walked]]] = deque()
+
+    def __enter__(self) -> Self:
+        self._walk_ahead(_PIECES_AT_FIRST)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def run(self) -> Verified:
         """Walk. Raises `CorruptData` when the log ends before `vouched_end`."""
-        threads = min(8, os.cpu_count() or 1)
-        if self._stop - self._start <= _PIECE_SIZE or threads == 1:
-            return self._join({})
-        pool = ThreadPoolExecutor(threads, "stratalog-scan")
-        try:
-            return self._join({p.base + p.begin: (p, pool.submit(self._walk, p)) for p in self._pieces()})
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with self:
+            for _ in self.spans():
+                pass
+        return self.found
 
-    def _pieces(self) -> Iterator[_Piece]:
+    def spans(self) -> Iterator[Span]:
+        """Walk, and give out what is verified, in order. Raises as `run` does."""
+        log, found = self._log, self.found
+        offset = self._start
+        while log.first_offset <= offset < self._stop:
+            piece, walked = self._take(offset) or self._walk_file(offset)
+            begin, offset = offset, piece.base + walked.position
+            found.record_count += walked.record_count
+            if walked.record_count:
+                found.end_offset = offset
+                yield begin, offset
+            if offset >= self._stop or piece.end < min(piece.file.size, self._stop - piece.base):
+                continue  # where no piece begins a record went past the one before: the walk goes on from there
+            if offset == self._ends_at:
+                break
+            following = self._after(piece.file, walked.position, walked.status)
+            if following is None:
+                break
+            offset = following
+        if found.end_offset < self._vouched_end:
+            raise self._ends_too_early(found.end_offset)
+
+    def presumed_end(self) -> int:
+        """Where the walk will end, unless a body there holds what looks like records: only what is near the end is
+        walked. Raises what the walk would raise there.
+        """
+        begins = [piece.offset for piece in self._cut()]
+        begin = next((offset for offset in reversed(begins) if is_record(self._log, offset)), self._start)
+        tail = LogScan(
+            self._log, begin, self._stop, vouched_end=self._vouched_end, looks_for_torn=self._looks_for_torn
+        )  # fmt: skip
+        return tail.run().end_offset
+
+    def _cut(self) -> Iterator[_Piece]:
         if self._start < self._log.first_offset:
             return
         for file, begin, stop, base in self._log.extents(self._start, self._stop):
@@ -109,10 +166,23 @@ class LogScan:
                     break
                 begin = end
 
+    def _walk_ahead(self, count: int) -> None:
+        while len(self._ahead) < count and (piece := next(self._pieces, None)):
+            self._ahead.append((piece, self._pool.submit(self._walk, piece)))
+
+    def _take(self, commit_log_offset: int) -> tuple[_Piece, _Walked] | None:
+        """The piece that begins there, walked; None when none does. Those before it are dropped."""
+        taken = None
+        while self._ahead and self._ahead[0][0].offset <= commit_log_offset:
+            taken = self._ahead.popleft()
+            self._walk_ahead(_PIECES_PER_THREAD * self._threads)
+        return (taken[0], taken[1].result()) if taken and taken[0].offset == commit_log_offset else None
+
     def _walk(self, piece: _Piece) -> _Walked:
         """Whole records from the piece's begin on, until its end or something else."""
         positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
         file, position, total, status = piece.file, piece.begin, 0, int(ScanStatus.FULL)
+        file.populate(position, min(piece.end, position + _PIECE_SIZE, file.data_end))
         while status == ScanStatus.FULL:
             count, position, status = scan(
                 file.address, position, piece.end, piece.base, VERIFY, positions, sizes
@@ -124,48 +194,19 @@ class LogScan:
             total += count
         return _Walked(total, position, ScanStatus(status))
 
-    def _join(self, ahead: dict[int, tuple[_Piece, Future[_Walked]]]) -> Verified:
-        log, found = self._log, Verified(self._start)
-        offset = self._start
-        while log.first_offset <= offset < self._stop:
-            file, position = log.file_at(offset)
-            base = offset - position
-            if offset in ahead:
-                piece, future = ahead.pop(offset)
-                walked = future.result()
-            else:
-                piece = _Piece(file, base, position, min(file.size, self._stop - base))
-                walked = self._walk(piece)
-            position = walked.position
-            offset = base + position
-            found.record_count += walked.record_count
-            if walked.record_count:
-                found.end_offset = offset
-            self._progress(offset)
-            if offset >= self._stop or (walked.status == ScanStatus.END and position == piece.end < file.size):
-                found.marks.append(offset)
-                continue
-            if piece.end < min(file.size, self._stop - base):  # a record goes past the piece: walk on from there
-                piece = _Piece(file, base, position, min(file.size, self._stop - base))
-                ahead[offset] = piece, _done(self._walk(piece))
-                continue
-            if offset == self._ends_at:
-                break
-            following = self._after(file, position, walked.status, found)
-            if following is None:
-                break
-            offset = following
-        if found.end_offset < self._vouched_end:
-            raise self._ends_too_early(found.end_offset)
-        return found
+    def _walk_file(self, offset: int) -> tuple[_Piece, _Walked]:
+        """All that follows in the file."""
+        file, position = self._log.file_at(offset)
+        base = offset - position
+        piece = _Piece(file, base, position, min(file.size, self._stop - base))
+        return piece, self._walk(piece)
 
-    def _after(self, file: MappedFile, position: int, status: ScanStatus, found: Verified) -> int | None:
+    def _after(self, file: MappedFile, position: int, status: ScanStatus) -> int | None:
         """Where the walk goes on after what is no record; None at the log's end."""
-        log, base = self._log, int(file.path.name)
+        log, found, base = self._log, self.found, int(file.path.name)
         offset = base + position
         if closes_file(file, position):
             found.end_offset = base + file.size
-            found.marks.append(found.end_offset)
             return found.end_offset
         following = _next_record(log, offset)
         if following is None and offset < self._vouched_end <= log.end_offset:
@@ -185,12 +226,6 @@ class LogScan:
             path=str(self._log.directory),
             position=end,
         )
-
-
-def _done(walked: _Walked) -> Future[_Walked]:
-    future: Future[_Walked] = Future()
-    future.set_result(walked)
-    return future
 
 
 def is_record(log: CommitLog, commit_log_offset: int) -> bool:

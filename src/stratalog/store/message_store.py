@@ -31,7 +31,7 @@ from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.record_put import Receipt, check_queue
 from stratalog.store.recovery import Recovery, recover
-from stratalog.store.rederive import Meter, Progress
+from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.snapshot import load_queues, store_snapshot
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 
@@ -123,7 +123,10 @@ class MessageStore:
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreFailed(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return
-        self._flush_all()
+        if is_long(self.recovery.scanned_from, self.recovery.end_offset) and not self.recovery.rebuilt:
+            self._flush_log()  # what was built of it waits for dispatch's first turn: the old checkpoint still holds
+        else:
+            self._flush_all()
         dispatching = Periodic(
             "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due, woken=self.dispatch
         )  # fmt: skip
@@ -382,7 +385,8 @@ class MessageStore:
         if self._awaiting:
             with self._queues_lock:
                 self._bind_natives()
-        self._flush_all() if self._timed_flush.is_due() else self.dispatch()
+        waits = self._checkpointed < self.recovery.end_offset  # since the opening
+        self._flush_all() if waits or self._timed_flush.is_due() else self.dispatch()
 
     def _keep(self, *, closing: bool = False) -> None:
         """Make durable what queues and index hold of the log, and vouch for it."""

@@ -39,9 +39,14 @@ Every step can be interrupted and run again: nothing but bytes behind the log's 
 else is derived, and what is derived is vouched for on the way (`rederive`). After a clean stop (no `abort` file) the
 scan begins at the newest record that a queue knows; otherwise at the checkpoint, which was written only from flushed
 data; without one, at the log's beginning.
+
+Much of the log that nothing vouches for (no seal after a crash, or queues that belie it) is read once: queues and index
+are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is seen there,
+and it tells the end that index files and queues are held against. What is behind the end goes when all is built.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -59,9 +64,9 @@ from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
 from stratalog.store.extension import lacks_extension
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
-from stratalog.store.log_scan import LogScan, after_record, is_record
+from stratalog.store.log_scan import LogScan, Span, after_record, is_record
 from stratalog.store.queue_set import UnitQueue
-from stratalog.store.rederive import Meter, Rebuild
+from stratalog.store.rederive import Meter, Rebuild, is_long
 
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
@@ -100,18 +105,22 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
+    may_presume: bool = True,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands behind its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
     vouched for. Raises `CorruptData` when a part of the log is not there.
+
+    Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
+    log closely, up to an end that is presumed first (not without `may_presume`).
     """
+    meter = meter or Meter()
+    seal = checkpoint.seal
     last = max((unit for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=None)
     if not untouched:
         _check_belonging(log, dispatcher, last)
-    meter = meter or Meter()
-    seal = checkpoint.seal
     intact = _queues_are_intact(seal, dispatcher) and (untouched or _are_of_this_log(log, dispatcher))
     if not intact:
         start = log.first_offset
@@ -119,36 +128,68 @@ def recover(
         start = _start_after_clean_stop(log, last[0] if last else -1)
     else:
         start = _start_after_crash(log, checkpoint)
-    vouched_end = seal.log_end_offset if seal else 0
-    meter.begin("checking the log", start, log.end_offset)
-    found = LogScan(
-        log, start, log.end_offset, vouched_end=vouched_end, looks_for_torn=not clean,
-        ends_at=vouched_end if untouched else -1, progress=meter.at,
-    ).run()  # fmt: skip
-    report = Recovery(clean, untouched, start, found.end_offset, found.record_count, found.torn_size)
+    vouched_end, limit = seal.log_end_offset if seal else 0, log.end_offset
+    walk = LogScan(
+        log, start, limit, vouched_end=vouched_end, looks_for_torn=not clean, ends_at=vouched_end if untouched else -1
+    )
+    found, report = walk.found, Recovery(clean, untouched, start)
+    spans: Iterable[Span]
+    with walk:
+        if may_presume and is_long(start, limit) and not (intact and (clean or seal)):
+            spans, end = walk.spans(), walk.presumed_end()
+        else:
+            meter.begin("checking the log", start, limit)
+            spans, end = _told(walk.spans(), meter), found.end_offset
+        intact = _load_index(index, log, seal, end, clean=clean, intact=intact)
+        begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
+        if begin < start:  # damage there was found by an earlier opening, and is passed over again
+            with LogScan(log, begin, start, looks_for_torn=not clean) as earlier:
+                spans = itertools.chain(list(earlier.spans()), spans)
+            report.quarantined += earlier.found.quarantined
+        _presume_end(log, end, None if clean else vouched_end)
+        ends = {queue: queue.offset_of(end) for queue in dispatcher.queues.values()}
+        if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
+            start = end if clean else max(start, vouched_end)  # a stop from here on breaks no seal
+        for queue in dispatcher.queues.values():
+            queue.truncate(min(start, end))
+        Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
+    if found.end_offset != end:  # a body holds what looks like records
+        if index:
+            index.clear()
+        log.end_offset = limit
+        return recover(
+            log, dispatcher, index, checkpoint, clean=clean, untouched=untouched, meter=meter, keep=keep,
+            may_presume=False,
+        )  # fmt: skip
+    _end_log(log, end, is_zeroed=untouched and end == vouched_end)
+    report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
+    report.rebuilt = not intact
     report.quarantined += found.quarantined
+    if report.quarantined:  # an offset that was given to a message is never given to another
+        for queue, given in ((queue, given) for queue, given in ends.items() if queue.end_offset < given):
+            queue.skip_to(given, _nowhere(log))
+    return report
+
+
+def _told(spans: Iterable[Span], meter: Meter) -> Iterable[Span]:
+    """All of them, after a walk that was told."""
+    walked = []
+    for begin, stop in spans:
+        walked.append((begin, stop))
+        meter.at(stop)
+    return walked
+
+
+def _load_index(
+    index: Index | None, log: CommitLog, seal: Seal | None, end_offset: int, *, clean: bool, intact: bool
+) -> bool:
+    """Load the index files. Unless they and all else are intact, the index begins anew."""
     if index:
-        index.load(report.end_offset, clean=clean)
-        intact = intact and _index_is_intact(seal, index, log, report)
+        index.load(end_offset, clean=clean)
+        intact = intact and _index_is_intact(seal, index, log, end_offset, clean=clean)
         if not intact:
             index.clear()
-    report.rebuilt = not intact
-    begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
-    if begin < start:  # damage there was found by an earlier opening, and is passed over again
-        earlier = LogScan(log, begin, start, looks_for_torn=not clean).run()
-        report.quarantined += earlier.quarantined
-        found.marks = earlier.marks + found.marks
-    _end_log(log, report, vouched_end)
-    ends = {queue: queue.offset_of(report.end_offset) for queue in dispatcher.queues.values()}
-    if intact and not any(damage.begin < vouched_end for damage in report.quarantined):
-        start = report.end_offset if clean else max(start, vouched_end)  # a stop from here on breaks no seal
-    for queue in dispatcher.queues.values():
-        queue.truncate(min(start, report.end_offset))
-    Rebuild(dispatcher, index, report.quarantined, found.marks, meter, keep).run(begin, report.end_offset)
-    if report.quarantined:  # an offset that was given to a message is never given to another
-        for queue, end in ((queue, end) for queue, end in ends.items() if queue.end_offset < end):
-            queue.skip_to(end, _nowhere(log))
-    return report
+    return intact
 
 
 def _nowhere(log: CommitLog) -> tuple[int, int]:
@@ -229,13 +270,21 @@ def _are_of_this_log(log: CommitLog, dispatcher: Dispatcher) -> bool:
     return True
 
 
-def _end_log(log: CommitLog, report: Recovery, vouched_end: int) -> None:
-    """Let the log end where its records do. After a crash nothing behind `vouched_end` is known to be on the disk."""
-    log.end_at(report.end_offset, is_zeroed=report.untouched and report.end_offset == vouched_end)
-    if not report.clean:
-        log.durable_offset = min(max(log.first_offset, vouched_end), report.end_offset)
+def _presume_end(log: CommitLog, end_offset: int, vouched_end: int | None) -> None:
+    """What is made durable while queues and index are built ends there. After a crash nothing behind `vouched_end` is
+    known to be on the disk."""
+    log.end_offset = end_offset
+    if vouched_end is not None:
+        log.durable_offset = min(max(log.first_offset, vouched_end), end_offset)
         if vouched_end:
-            _write_again(log, log.durable_offset, report.end_offset)
+            _write_again(log, log.durable_offset, end_offset)
+
+
+def _end_log(log: CommitLog, end_offset: int, *, is_zeroed: bool) -> None:
+    """Let the log end where its records do."""
+    durable_offset = min(log.durable_offset, end_offset)
+    log.end_at(end_offset, is_zeroed=is_zeroed)
+    log.durable_offset = durable_offset
 
 
 def _write_again(log: CommitLog, begin: int, end: int) -> None:
@@ -257,11 +306,11 @@ def _queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
     return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
 
 
-def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, report: Recovery) -> bool:
+def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset: int, *, clean: bool) -> bool:
     """The same for the index. After a crash some items are missing at its end; in the middle none may."""
     if seal is None:
         return True
-    if report.clean and seal.log_end_offset == report.end_offset:
+    if clean and seal.log_end_offset == end_offset:
         return index.item_count == seal.index_item_count
     begin = log.first_offset
     for file in index.files:

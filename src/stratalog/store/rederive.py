@@ -1,7 +1,7 @@
 """Deriving queues and index from the log again, when a store is opened; and telling how far that is."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,13 +11,18 @@ from numpy.typing import NDArray
 from stratalog.store.disk import ClockNs
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.index_file import Index
-from stratalog.store.log_scan import Damage
+from stratalog.store.log_scan import Span
 
-_IN_BULK_SIZE = 32 << 20
-"""From here on a thread of its own for the index pays."""
+_LONG_SIZE = 32 << 20
+"""From here on several threads pay."""
 _KEEP_SIZE = 4 << 30
 """Bytes of log after which what was built is made durable: a few seconds of work."""
 _CHUNKS_BEHIND_MAX = 4
+
+
+def is_long(begin: int, end: int) -> bool:
+    """Whether so much of the log is to be read that several threads pay."""
+    return end - begin >= _LONG_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +90,24 @@ class _IndexBeside:
 
 
 class Rebuild:
-    """Queues and index of a range of the log that was verified. Damage in it is passed over.
-
-    `marks` are record starts between which the work is cut. A long range is indexed beside the dispatch.
-    """
+    """Queues and index of the log from `begin` to `end`. A long range is indexed beside the dispatch."""
 
     def __init__(
-        self, dispatcher: Dispatcher, index: Index | None, damages: Sequence[Damage], marks: Sequence[int],
-        meter: Meter, keep: Callable[[], None],
+        self, dispatcher: Dispatcher, index: Index | None, begin: int, end: int, meter: Meter, keep: Callable[[], None]
     ) -> None:  # fmt: skip
         self._dispatcher = dispatcher
         self._index = index
-        self._damages = sorted(damages, key=lambda damage: damage.begin)
-        self._marks = marks
+        self._begin = begin
+        self._end = end
         self._meter = meter
         self._keep = keep
 
-    def run(self, begin: int, end: int) -> None:
-        self._dispatcher.start_at(min(begin, end))
-        spans = self._spans(begin, end)
-        self._meter.begin("building queues and index", begin, end)
-        if self._index is None or end - begin < _IN_BULK_SIZE:
-            self._dispatch(spans, end, self._keep)
+    def run(self, spans: Iterable[Span]) -> None:
+        """Follow the spans of the range that were verified; what lies between them is passed over."""
+        self._dispatcher.start_at(min(self._begin, self._end))
+        self._meter.begin("building queues and index", self._begin, self._end)
+        if self._index is None or not is_long(self._begin, self._end):
+            self._dispatch(spans, self._keep)
             return
         try:
             with self._index.in_bulk(), ThreadPoolExecutor(1, "stratalog-index") as pool:
@@ -117,30 +118,18 @@ class Rebuild:
                     self._keep()
                     beside.keep()
 
-                self._dispatch(spans, end, keep)
+                self._dispatch(spans, keep)
                 beside.finish()
         finally:
             self._dispatcher.put_keys = self._index.put
 
-    def _spans(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What lies between the damage, cut at the marks."""
-        edges, spans = [*self._damages, Damage(end, end, "")], []
-        for damage in edges:
-            inside = [mark for mark in self._marks if begin < mark < damage.begin]
-            for stop in [*sorted(inside), damage.begin]:
-                if begin < stop:
-                    spans.append((begin, stop))
-                    begin = stop
-            begin = max(begin, damage.end)
-        return spans
-
-    def _dispatch(self, spans: Sequence[tuple[int, int]], end: int, keep: Callable[[], None]) -> None:
-        kept = spans[0][0] if spans else 0
+    def _dispatch(self, spans: Iterable[Span], keep: Callable[[], None]) -> None:
+        dispatcher, kept = self._dispatcher, self._begin
         for begin, stop in spans:
-            self._dispatcher.skip(max(begin, self._dispatcher.progress.offset))
-            self._dispatcher.dispatch(stop)
+            dispatcher.skip(max(begin, dispatcher.progress.offset))
+            dispatcher.dispatch(stop)
             self._meter.at(stop)
             if stop - kept >= _KEEP_SIZE:
                 keep()
                 kept = stop
-        self._dispatcher.skip(max(end, self._dispatcher.progress.offset))
+        dispatcher.skip(max(self._end, dispatcher.progress.offset))
