@@ -18,7 +18,7 @@ from stratalog.errors import CorruptData, NotAStore, StoreFailed
 from stratalog.layout.index import HEADER, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
-from stratalog.store import log_scan, message_store, rederive
+from stratalog.store import index_file, log_scan, message_store, rederive
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, OpenFile
 from stratalog.store.index_file import Index
@@ -31,6 +31,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_scan, "_PIECE_SIZE", 700)
     monkeypatch.setattr(rederive, "_LONG_SIZE", 0)
     monkeypatch.setattr(rederive, "_KEEP_SIZE", 3000)
+    monkeypatch.setattr(index_file, "_BULK_RECORDS", 1)
     monkeypatch.setattr(message_store, "_KEEPS_PER_INDEX_HEADER", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
 

@@ -35,7 +35,7 @@ class BulkItems:
         count: int, base_offset: int, key: int,
     ) -> tuple[int, int]:  # fmt: skip
         """What `put_keys` does, with the whole file as its room."""
-        if self._file is not file:
+        if not self.is_in(file):
             self._enter(file, is_empty=header[HEADER_NEXT_ITEM] <= 1)
         while True:
             begin = int(header[HEADER_NEXT_ITEM])
@@ -49,6 +49,10 @@ class BulkItems:
             file.write(position, self._items[: (end - begin) * ITEM.size])
             if first == count or end >= self._item_capacity:
                 return first, key
+
+    def is_in(self, file: MappedFile) -> bool:
+        """Whether it is that file whose slots are kept here: then no others may enter an item."""
+        return self._file is file
 
     def _enter(self, file: MappedFile, *, is_empty: bool) -> None:
         self._file = file

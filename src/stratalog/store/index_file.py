@@ -33,6 +33,9 @@ HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
 _HITS_AT_FIRST = 64
 _SPLITS_TRIED_MAX = 100_000
+_BULK_RECORDS = 1 << 10
+"""To enter and leave a file in bulk takes as long as to index some hundred thousand records; those of the last chunk, if
+the index had all but them, are not worth it."""
 
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
@@ -303,7 +306,7 @@ class Index:
         self, file: IndexFile, address: int, positions: NDArray[np.int64], first: int, count: int, base_offset: int,
         key: int,
     ) -> tuple[int, int]:  # fmt: skip
-        if self._bulk:
+        if self._bulk and (count - first >= _BULK_RECORDS or self._bulk.is_in(file.mapped)):
             return self._bulk.put(file.mapped, file.header, address, positions, first, count, base_offset, key)
         return put_keys(
             address, positions, first, count, base_offset, file.mapped.address,
