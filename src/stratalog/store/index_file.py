@@ -34,8 +34,8 @@ HITS_MAX = 64
 _HITS_AT_FIRST = 64
 _SPLITS_TRIED_MAX = 100_000
 _BULK_RECORDS = 1 << 10
-"""To enter and leave a file in bulk takes as long as to index some hundred thousand records; those of the last chunk, if
-the index had all but them, are not worth it."""
+"""To enter and leave a file in bulk takes as long as to index some hundred thousand records: where only the last few of
+a chunk are not indexed, it is not worth it."""
 
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
