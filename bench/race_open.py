@@ -10,7 +10,7 @@ from pathlib import Path
 
 import stratalog
 from bench.data import TOPIC, Messages
-from bench.harness import Bench, Case, Line, Sample, Target
+from bench.harness import Bench, Case, Line, Sample, Target, touch_memory
 from bench.rival import NAME, Rival, rival_of
 from bench.sparse import LOG_SIZE, QUEUE_COUNT, make_sparse_store
 
@@ -87,6 +87,7 @@ def _reopen_case(
 
 
 def _ours(folder: Path, count: int) -> float:
+    touch_memory(folder.parent)
     begin = time.perf_counter()
     with stratalog.open(folder) as store:
         known = store.queue(TOPIC).max_offset
@@ -97,6 +98,7 @@ def _ours(folder: Path, count: int) -> float:
 
 
 def _theirs(rival: Rival, folder: Path, count: int) -> float:
+    touch_memory(folder.parent)
     with rival.store(folder, **_CONF) as opened:
         if opened["messages"] != count:
             raise RuntimeError(f"RocketMQ opened with {opened['messages']} of {count} messages")

@@ -29,40 +29,36 @@ class GroupCommit:
 
     def __init__(self, log: CommitLog) -> None:
         self.log = log
-        self._lock = threading.Lock()
-        self._leading = False
-        self._followers: list[threading.Lock] = []
+        self._lead = threading.Lock()
+        self._followers: deque[threading.Lock] = deque()
 
     def wait(self, offset: int) -> None:
         """Return when every byte below `offset` is durable. Raises `StoreFailed` when the flush failed."""
         log = self.log
         while log.durable_offset < offset:
-            with self._lock:
-                if log.durable_offset >= offset:
-                    return
-                if log.failure:
-                    raise log.failure
-                latch = None
-                if self._leading:
-                    latch = threading.Lock()
-                    latch.acquire()
-                    self._followers.append(latch)
-                else:
-                    self._leading = True
-            if latch:
-                latch.acquire()
+            if self._lead.acquire(blocking=False):
+                self._flush()
             else:
-                self._lead()
+                self._follow()
 
-    def _lead(self) -> None:
+    def _flush(self) -> None:
+        """For all who wait by now; called by who leads."""
         try:
             self.log.sync()
         finally:  # also on KeyboardInterrupt: somebody else takes the lead, nobody hangs
-            with self._lock:
-                followers, self._followers = self._followers, []
-                self._leading = False
-            for latch in followers:
-                latch.release()
+            self._lead.release()
+            while self._followers:
+                self._followers.popleft().release()
+
+    def _follow(self) -> None:
+        """Wait until the flush under way is over."""
+        latch = threading.Lock()
+        latch.acquire()
+        self._followers.append(latch)
+        if self._lead.acquire(blocking=False):  # it is over, and its leader may have missed this one
+            self._flush()
+        else:
+            latch.acquire()
 
 
 class LoopCommit:
