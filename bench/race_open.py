@@ -87,7 +87,7 @@ def _reopen_case(
 
 
 def _ours(folder: Path, count: int) -> float:
-    touch_memory(folder.parent)
+    touch_memory()
     begin = time.perf_counter()
     with stratalog.open(folder) as store:
         known = store.queue(TOPIC).max_offset
@@ -98,7 +98,7 @@ def _ours(folder: Path, count: int) -> float:
 
 
 def _theirs(rival: Rival, folder: Path, count: int) -> float:
-    touch_memory(folder.parent)
+    touch_memory()
     with rival.store(folder, **_CONF) as opened:
         if opened["messages"] != count:
             raise RuntimeError(f"RocketMQ opened with {opened['messages']} of {count} messages")

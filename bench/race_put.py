@@ -58,7 +58,7 @@ def _ours(bench: Bench) -> Iterator[MessageStore]:
     with bench.folder("race") as folder, stratalog.open(folder) as store:
         store.put(TOPIC, b"first", keys="first")
         store.dispatch()
-        touch_memory(folder)
+        touch_memory()
         yield store
 
 
@@ -67,7 +67,7 @@ def _theirs(bench: Bench, rival: Rival) -> Iterator[None]:
     """The same of RocketMQ's."""
     with bench.folder("race") as folder, rival.store(folder):
         rival.put_rate(1, 1, "keywords")
-        touch_memory(folder)
+        touch_memory()
         yield
 
 
