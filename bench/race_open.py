@@ -129,6 +129,7 @@ def _sparse_case(folder: Path) -> Case:
         with stratalog.open(small) as store:
             store.put(TOPIC, b"only")
         paths = str(small), str(folder)
+        touch_memory()
         done = subprocess.run([sys.executable, "-c", _PROBE, *paths], check=True, capture_output=True, text=True)
         first, second = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
         known, took, resident, descriptors = second
