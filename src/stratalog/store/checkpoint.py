@@ -26,6 +26,10 @@ class Seal:
         fields = SEAL.pack(*astuple(self), 0)[: SEAL.position("crc")]
         return SEAL.pack(*astuple(self), crc_of(fields))
 
+    def of_the_log_alone(self) -> "Seal":
+        """The same of the log; of what is derived from it nothing fits, so that all of it is built again."""
+        return Seal(self.log_end_offset, -1, -1, -1)
+
     @classmethod
     def decode(cls, page: bytes) -> "Seal | None":
         """The seal of a checkpoint page, None when there is none."""

@@ -192,6 +192,12 @@ class ConsumeQueue:
         self._newest = -1, (0, 0, 0)
         self._oldest = _NO_OLDEST
 
+    def begin_before(self, queue_offset: int) -> None:
+        """Let a message of that offset in. A file without a unit, begun behind it, is a rest: it goes."""
+        if self.end_offset == self.first_offset > queue_offset:
+            self._files.cut(0)
+            self.end_offset = 0
+
     def last_unit(self) -> tuple[int, int, int] | None:
         """The newest unit that is no filler, None when there is none."""
         if self.end_offset > self.first_offset:

@@ -135,11 +135,14 @@ class Dispatcher:
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
             return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
-    def _register(self, topic: str, queue_id: int) -> int:
-        """Add a queue to the table; one whose name cannot be a directory gets no units."""
+    def _register(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Add a queue to the table, with its first message from here on; one whose name cannot be a directory gets no
+        units."""
         queue, kind = None, QueueKind.PLAIN
         if is_topic(topic) and queue_id >= 0:
             queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
+            if isinstance(queue, ConsumeQueue):
+                queue.begin_before(queue_offset)
         else:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
@@ -228,7 +231,7 @@ class Dispatcher:
             status = UnitStatus(found)
             if status == UnitStatus.UNKNOWN_QUEUE:
                 record = self._record(file, first)
-                self._register(_topic_of(record), record.queue_id)
+                self._register(_topic_of(record), record.queue_id, record.queue_offset)
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
@@ -276,7 +279,7 @@ class Dispatcher:
         name, queue_offset = place
         row = self._row_of.get((name, LIGHT_QUEUE_ID))
         if row is None:
-            row = self._register(name, LIGHT_QUEUE_ID)
+            row = self._register(name, LIGHT_QUEUE_ID, queue_offset)
         next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
         waiting = self._waiting.setdefault(row, bytearray())
         known = self._plain(row).end_offset + len(waiting) // UNIT.size

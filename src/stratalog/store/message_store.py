@@ -115,6 +115,7 @@ class MessageStore:
         self.recovery = recover(
             self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
             meter=Meter(progress, self.clock_ns) if progress else None, keep=self._keep,
+            disown=lambda: self._disown(checkpoint.seal),
         )  # fmt: skip
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
@@ -403,6 +404,13 @@ class MessageStore:
                 self._store_checkpoint(progress, seal)
         except (OSError, StoreFailed) as error:
             raise self._reason(error) from error
+
+    def _disown(self, seal: Seal | None) -> None:
+        """Vouch for nothing that is derived from the log: it is about to be built again, and a power cut meanwhile may
+        leave holes in it that no count tells."""
+        if not self._disk.read_only:
+            checkpoint = Checkpoint(seal=seal.of_the_log_alone() if seal else None)
+            checkpoint.store(self.root, self._disk, compatibility=self.settings.compatibility)
 
     def _store_checkpoint(self, progress: DispatchProgress, seal: Seal) -> None:
         Checkpoint(

@@ -29,6 +29,8 @@ The files as a whole are in one of these states; what is refused is refused befo
       in the middle
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
+    a queue without units that begins behind     the files in front of it were lost: it begins anew
+      messages of the log
     a snapshot that is stale in any way          not believed: the queues themselves are looked at (`snapshot`)
     an index header that its items belie, or     that file and later ones are built again
       a wild count
@@ -36,7 +38,8 @@ The files as a whole are in one of these states; what is refused is refused befo
     a checkpoint that says nothing               the whole log is read
 
 Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
-else is derived, and what is derived is vouched for on the way (`rederive`). After a clean stop (no `abort` file) the
+else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
+checkpoint is made to vouch for the log alone. After a clean stop (no `abort` file) the
 scan begins at the newest record that a queue knows; otherwise at the checkpoint, which was written only from flushed
 data; without one, at the log's beginning.
 
@@ -105,13 +108,14 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    may_presume: bool = True,
+    disown: Callable[[], None] = lambda: None, may_presume: bool = True,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands behind its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
-    vouched for. Raises `CorruptData` when a part of the log is not there.
+    vouched for. `disown` is called before what is there goes, because it is not what it was vouched for as. Raises
+    `CorruptData` when a part of the log is not there.
 
     Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
     log closely, up to an end that is presumed first (not without `may_presume`).
@@ -141,6 +145,8 @@ def recover(
             meter.begin("checking the log", start, limit)
             spans, end = _told(walk.spans(), meter), found.end_offset
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact)
+        if not intact:
+            disown()
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
         if begin < start:  # damage there was found by an earlier opening, and is passed over again
             with LogScan(log, begin, start, looks_for_torn=not clean) as earlier:
@@ -161,7 +167,7 @@ def recover(
         log.end_offset = limit
         return recover(
             log, dispatcher, index, checkpoint, clean=clean, untouched=untouched, meter=meter, keep=keep,
-            may_presume=False,
+            disown=disown, may_presume=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
