@@ -50,8 +50,7 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "acknowledge before the flush", "store/flush.py",
-        "        while log.durable_offset < offset:\n            with self._lock:",
-        "        while False:\n            with self._lock:",
+        "        while log.durable_offset < offset:\n", "        while False:\n",
         (f"{POWER}::test_no_acknowledged_message_is_lost_in_any_power_cut",),
     ),
     Fault(
@@ -59,6 +58,11 @@ FAULTS_PLANTED = (
         "            os.fsync(fd)\n        finally:\n            os.close(fd)\n\n    def lock(",
         "            pass\n        finally:\n            os.close(fd)\n\n    def lock(",
         (f"{POWER}::test_new_files_and_names_are_durable_before_a_put_is_acknowledged",),
+    ),
+    Fault(
+        "believe the seal while queues are built again", "store/recovery.py",
+        "            disown()\n", "            pass\n",
+        (f"{POWER}::test_queues_that_were_being_built_again_are_not_believed",),
     ),
     Fault(
         "no zeroing behind a cut", "store/commit_log.py",
