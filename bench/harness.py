@@ -138,6 +138,16 @@ def touch_memory(size: int = 1 << 30) -> None:
     mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
+def touch_page_cache(directory: Path, size: int = 512 << 20) -> None:
+    """The same for who writes to new files at once: their pages come in larger pieces, which a file leaves behind."""
+    path = directory / "touched"
+    piece = bytes(1 << 20)
+    with path.open("wb") as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+    path.unlink()
+
+
 Floor = Callable[[Bench], AbstractContextManager[Sequence[Case]]]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import stratalog
 from bench.data import REGION, TOPIC, VERSION, Messages
-from bench.harness import Bench, Case, Line, Sample, Target, touch_memory
+from bench.harness import Bench, Case, Line, Sample, Target, touch_page_cache
 from bench.rival import NAME, Rival, rival_of
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
@@ -58,7 +58,7 @@ def _ours(bench: Bench) -> Iterator[MessageStore]:
     with bench.folder("race") as folder, stratalog.open(folder) as store:
         store.put(TOPIC, b"first", keys="first")
         store.dispatch()
-        touch_memory()
+        touch_page_cache(folder)
         yield store
 
 
@@ -67,7 +67,7 @@ def _theirs(bench: Bench, rival: Rival) -> Iterator[None]:
     """The same of RocketMQ's."""
     with bench.folder("race") as folder, rival.store(folder):
         rival.put_rate(1, 1, "keywords")
-        touch_memory()
+        touch_page_cache(folder)
         yield
 
 
