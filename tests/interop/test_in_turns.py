@@ -52,12 +52,15 @@ def named_chance(name: str) -> random.Random:
 def test_a_queue_file_that_rocketmq_had_no_time_to_extend_is_nothing(rocketmq: RocketMQ, share: Share) -> None:
     """It creates a file empty and gives it its length afterwards: a halt in between leaves one without bytes."""
     shared = share(named_chance(f"{rocketmq.release} empty file"))
-    shared.theirs(rocketmq, 1, 100, stop="halted")
+    shared.theirs(
+        rocketmq, 1, 50
+    )  # closed, so that there are queues: it may be halted before it has dispatched anything
+    shared.theirs(rocketmq, 2, 100, stop="halted")
     queue = next((shared.directory / CONSUME_QUEUE).rglob(offset_name(0))).parent
     newest = max(int(path.name) for path in queue.iterdir())
     (queue / offset_name(newest + shared.sizes["mapped_file_size_consume_queue"])).touch()
-    shared.ours(rocketmq.compatibility, 2, 300)
-    shared.theirs(rocketmq, 3, 20)
+    shared.ours(rocketmq.compatibility, 3, 300)
+    shared.theirs(rocketmq, 4, 20)
 
 
 @pytest.mark.parametrize("part", [COMMIT_LOG, CONSUME_QUEUE, INDEX])
