@@ -203,15 +203,8 @@ def put_keys(
             if key >= skipped:
                 if header[HEADER_NEXT_ITEM] >= item_capacity:
                     return i, key
-                _put(
-                    index_address,
-                    items_address,
-                    slot_count,
-                    header,
-                    java_hash(prefix, unique, unique_size),
-                    offset,
-                    timestamp,
-                )
+                hash_code = java_hash(prefix, unique, unique_size)
+                _put(index_address, items_address, slot_count, header, hash_code, offset, timestamp)
             key += 1
         position = keys
         while position < keys + keys_size:
@@ -227,16 +220,8 @@ def put_keys(
         if with_tags and tags_size and key >= skipped:
             if header[HEADER_NEXT_ITEM] >= item_capacity:
                 return i, key
-            tag_prefix = _TAG_PREFIX_FACTOR * prefix + _TAG_PREFIX_HASH
-            _put(
-                index_address,
-                items_address,
-                slot_count,
-                header,
-                java_hash(tag_prefix, tags, tags_size),
-                offset,
-                timestamp,
-            )
+            hash_code = java_hash(_TAG_PREFIX_FACTOR * prefix + _TAG_PREFIX_HASH, tags, tags_size)
+            _put(index_address, items_address, slot_count, header, hash_code, offset, timestamp)
     return count, 0
 
 

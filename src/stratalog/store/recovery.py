@@ -126,12 +126,7 @@ def recover(
     if not untouched:
         _check_belonging(log, dispatcher, last)
     intact = _queues_are_intact(seal, dispatcher) and (untouched or _are_of_this_log(log, dispatcher))
-    if not intact:
-        start = log.first_offset
-    elif clean:
-        start = _start_after_clean_stop(log, last[0] if last else -1)
-    else:
-        start = _start_after_crash(log, checkpoint)
+    start = _start(log, checkpoint, last[0] if last else -1, clean=clean) if intact else log.first_offset
     vouched_end, limit = seal.log_end_offset if seal else 0, log.end_offset
     walk = LogScan(
         log, start, limit, vouched_end=vouched_end, looks_for_torn=not clean, ends_at=vouched_end if untouched else -1
@@ -339,6 +334,11 @@ def _holds_keys(log: CommitLog, index: Index, begin: int, end: int) -> bool:
             if count and index.has_keys(file.address, positions, count, base):
                 return True
     return False
+
+
+def _start(log: CommitLog, checkpoint: Checkpoint, newest: int, *, clean: bool) -> int:
+    """From where on queues that are intact may lack something; `newest` is the last record that one knows."""
+    return _start_after_clean_stop(log, newest) if clean else _start_after_crash(log, checkpoint)
 
 
 def _start_after_clean_stop(log: CommitLog, newest: int) -> int:

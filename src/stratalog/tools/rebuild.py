@@ -98,22 +98,18 @@ def rebuild(
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
     release = Disk().lock(root / names.LOCK)
     try:
-        return rebuild_locked(root, settings=settings, parts=parts, clock_ns=clock_ns, progress=progress)
+        return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
     finally:
         release()
 
 
 def rebuild_locked(
-    root: Path,
-    *,
-    settings: StoreSettings | None = None,
-    parts: Collection[Part] = PARTS,
-    clock_ns: ClockNs = time.time_ns,
+    root: Path, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
     progress: Callable[[Progress], None] | None = None,
-) -> Rebuilt:
+) -> Rebuilt:  # fmt: skip
     """`rebuild` for a caller who holds the store's lock."""
     disk, staging = Disk(), root / STAGING
-    settings = _settings(settings or StoreSettings(), root)
+    settings = _settings(settings, root)
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     shutil.rmtree(staging, ignore_errors=True)

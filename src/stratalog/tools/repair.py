@@ -109,7 +109,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> None:
         elif action.kind == "remove":
             shutil.rmtree(path) if path.is_dir() else disk.remove(path)
         else:
-            rebuild_locked(root, settings=plan.settings, clock_ns=clock_ns)
+            rebuild_locked(root, plan.settings, clock_ns)
     if plan.report.clean or any(action.kind == "rebuild" for action in plan.actions):
         disk.remove(root / ABORT)
 
