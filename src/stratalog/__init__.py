@@ -7,11 +7,28 @@
         for message in store.queue("orders").read():
             print(message.body)
 
-Names are imported when they are first used, so that importing the package stays instant.
+Names are imported when they are first used, so that importing the package stays instant. Errors are in
+`stratalog.errors`, and here.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from stratalog.errors import (
+    ConfigurationError,
+    CorruptData,
+    DiskFull,
+    IllegalMessage,
+    NotAStore,
+    OffsetOutOfRange,
+    StoreClosed,
+    StoreFailed,
+    StoreLocked,
+    StoreReadOnly,
+    StoreUnavailable,
+    StratalogError,
+    TierConflict,
+)
 
 if TYPE_CHECKING:
     from stratalog.config.settings import StoreSettings
@@ -22,7 +39,27 @@ if TYPE_CHECKING:
     from stratalog.store.record_put import Receipt
 
 __version__ = "0.1.0"
-__all__ = ["Message", "MessageStore", "Queue", "Receipt", "StoreSettings", "open"]
+__all__ = [
+    "ConfigurationError",
+    "CorruptData",
+    "DiskFull",
+    "IllegalMessage",
+    "Message",
+    "MessageStore",
+    "NotAStore",
+    "OffsetOutOfRange",
+    "Queue",
+    "Receipt",
+    "StoreClosed",
+    "StoreFailed",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreSettings",
+    "StoreUnavailable",
+    "StratalogError",
+    "TierConflict",
+    "open",
+]
 
 _HOMES = {
     "Message": ("stratalog.store.message", "Message"),

@@ -4,9 +4,12 @@
     ├── ConfigurationError    a setting, an option or the environment is wrong: fix it and try again
     ├── IllegalMessage        the message cannot be stored as it is: change it (nothing was written)
     ├── OffsetOutOfRange      the queue holds no such offset: read on from `next_offset`
+    ├── StoreUnavailable      the system refuses (permissions, open files, memory): remove the cause and try again
     ├── StoreLocked           another process has the store open for writing: close it there, or open with mode="r"
+    ├── StoreClosed           the store object was closed, or opened before a fork by the parent: open the store again
+    ├── StoreReadOnly         the store is open for reading only: open it with mode="w"
+    ├── StoreFailed           the store stopped accepting messages after a failed write or flush: close and reopen it
     ├── DiskFull              no room for the next file: free space and put again (reads go on)
-    ├── StoreFailed           the store stopped accepting messages after a failed write or flush: reopen it
     ├── NotAStore             the directory is no message store (or no tier): name another one
     ├── CorruptData           bytes on disk contradict their layout: verify, then repair or restore
     └── TierConflict          another writer committed to the tier first: read the tier's state again and redo the batch
@@ -36,16 +39,28 @@ class OffsetOutOfRange(StratalogError):
         self.next_offset = next_offset
 
 
+class StoreUnavailable(StratalogError):
+    """The system refuses a call; nothing was lost, and the same call works once the cause is gone."""
+
+
 class StoreLocked(StratalogError):
     """The store's lock file is held by another process."""
 
 
-class DiskFull(StratalogError):
-    """The disk has no room for the next file; nothing was written, the same call works once there is room."""
+class StoreClosed(StratalogError):
+    """The store object was closed, or was opened before `os.fork()` by the parent process. Nothing was done."""
+
+
+class StoreReadOnly(StratalogError):
+    """The store is open with `mode="r"`; nothing was written."""
 
 
 class StoreFailed(StratalogError):
-    """The store is read-only from now on; messages acknowledged before are safe, later ones were refused."""
+    """A write or flush failed: messages acknowledged before are safe, later ones are refused. Reads go on."""
+
+
+class DiskFull(StratalogError):
+    """The disk has no room for the next file; nothing was written, the same call works once there is room."""
 
 
 class NotAStore(StratalogError):

@@ -70,7 +70,7 @@ def dump(
 
     asked = Asked(
         topic=topic, queue_id=queue_id, first_offset=first, end_offset=None if last is None else last + 1, key=key,
-        tags=tags, begin_ms=moment(begin), end_ms=moment(end),
+        tags=tags, begin_ms=_milliseconds("--from-time", begin), end_ms=_milliseconds("--to-time", end),
     )  # fmt: skip
     found = items_of(path, kind=kind, asked=asked)
     shown, shown_path = 0, None
@@ -87,6 +87,12 @@ def dump(
             print(cut(line, width))
     if not as_json and not shown:
         tell("nothing that was asked for")
+
+
+def _milliseconds(name: str, text: str | None) -> int | None:
+    from stratalog.store.arguments import milliseconds
+
+    return None if text is None else milliseconds(name, moment(text))
 
 
 def _line(item: "Item", body: Body) -> str:

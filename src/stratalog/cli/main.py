@@ -1,6 +1,7 @@
 """The command's entry: which commands there are, and how errors leave it.
 
-Exit codes: 0 done, 1 a problem was found or the work failed, 2 the command was called in a wrong way.
+Exit codes: 0 done, 1 a problem was found or the work failed, 2 the command was called in a wrong way, 3 (`put`) put
+after damage that RocketMQ may end the log at.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.errors import StratalogError
 
+PROGRAM = "stratalog"
+"""However it was called: shell completion is looked up by this name."""
 FAILED = 1
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended."""
@@ -31,11 +34,18 @@ class Commands(TyperGroup):
         except StratalogError as error:
             complain(str(error))
         except BrokenPipeError:  # whoever read our output has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             raise typer.Exit(0) from None
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             complain(f"{place}{error.strerror or error}; check the path, its permissions and the space on its disk")
+        except MemoryError:
+            complain("memory is short: free some, or raise the limit (ulimit -v)")
+        except ImportError as error:
+            package = (error.name or "").partition(".")[0]
+            if package == "stratalog":
+                raise
+            complain(f"{error}. What this command needs comes with: pip install 'stratalog[spark]'")
         except KeyboardInterrupt:
             complain("stopped; nothing that was acknowledged is lost")
             raise typer.Exit(INTERRUPTED) from None
@@ -52,7 +62,6 @@ def _examples(text: str) -> str:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -87,11 +96,34 @@ def stratalog(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. No file that it or a child of it creates may be written to by others."""
+    os.umask(os.umask(0o022) | 0o022)
+    if sys.stdout is None:  # closed: the first file that is opened would take its number
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     with contextlib.suppress(AttributeError):
         # A body may hold any character; one that the terminal cannot show must not stop the listing.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    app()
+    try:
+        app(prog_name=PROGRAM)
+    except SystemExit as ended:
+        sys.exit(_flushed(ended.code))
+
+
+def _flushed(code: str | int | None) -> str | int | None:
+    """Write what is left of the output, which may fail only now; returns the exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+    except OSError as error:
+        _discard_output()
+        complain(f"standard output: {error.strerror}; not all of it was written")
+        return code or FAILED
+    return code
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

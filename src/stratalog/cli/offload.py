@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from stratalog.cli.output import counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import JsonFlag, StoreArgument, warm_up
 from stratalog.cli.progress import Progress
 
 EXAMPLES = """
 stratalog offload data/store data/tier
 stratalog offload data/store data/tier --broker broker-a --batch-mb 256"""
+_NAMED_MAX = 8
 
 
 def offload(
@@ -52,8 +53,17 @@ def offload(
     if as_json:
         show_json(asdict(report))
         return
+    stays = {}
+    if report.passed_over:
+        stays["passed over"] = (
+            f"{counted(sum(report.passed_over.values()), 'message')} of queues that a tier cannot have: "
+            + ", ".join(f"{clean(name)} ({count})" for name, count in sorted(report.passed_over.items())[:_NAMED_MAX])
+        )
+    if report.left_out:
+        named = ", ".join(f"{clean(topic)} ({count:,})" for topic, count in list(report.left_out.items())[:_NAMED_MAX])
+        stays["left out"] = f"batch topics, light queues and the broker's own topics stay local: {named}"
     if not report.record_count:
-        print("the tier holds everything already")
+        print(pairs({"copied": "nothing new"} | stays) if stays else "the tier holds everything already")
         return
     rows = {
         "copied": f"{counted(report.record_count, 'message')}, {size_text(report.tier_size)} in "
@@ -63,4 +73,4 @@ def offload(
     }
     if report.lost_count:
         rows["gaps"] = f"{counted(report.lost_count, 'message')} were damaged or gone before they could be copied"
-    print(pairs(rows))
+    print(pairs(rows | stays))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stratalog.cli.output import tell
+from stratalog.cli.output import counted, tell
 from stratalog.cli.progress import Progress
 from stratalog.errors import ConfigurationError
 
@@ -30,8 +30,9 @@ ConfOption = Annotated[Path | None, typer.Option("--conf", metavar="FILE", help=
 
 
 def open_local(
-    path: Path, *, mode: Literal["r", "w"] = "r", given: Sequence[str] | None = None, conf: Path | None = None
-) -> "MessageStore":
+    path: Path, *, mode: Literal["r", "w"] = "r", given: Sequence[str] | None = None, conf: Path | None = None,
+    small: bool = False,
+) -> "MessageStore":  # fmt: skip
     """Open a local store with the settings of the command line, those of a broker.conf, or what its files show.
 
     To put needs nothing compiled: only who reads waits for that.
@@ -41,7 +42,16 @@ def open_local(
     import stratalog
 
     with Progress("open") as progress:
-        return stratalog.open(path, mode=mode, settings=settings_of(given, conf), progress=progress.of_opening)
+        store = stratalog.open(
+            path, mode=mode, settings=settings_of(given, conf), small=small, progress=progress.of_opening
+        )
+    damages = store.recovery.quarantined
+    if damages and mode == "r":
+        tell(
+            f"note: {counted(len(damages), 'damaged range')} of the log, the first at log offset {damages[0].begin:,}, "
+            f"cannot be read: stratalog verify {path}"
+        )
+    return store
 
 
 def settings_of(given: Sequence[str] | None = None, conf: Path | None = None) -> "StoreSettings":
@@ -95,10 +105,12 @@ def warm_up(*, load: bool = False) -> None:
 
 
 def _settings(given: Sequence[str] | None) -> dict[str, Any]:
+    from stratalog.config.settings import setting_value
+
     settings: dict[str, Any] = {}
     for text in given or ():
         name, separator, value = text.partition("=")
         if not separator:
             raise typer.BadParameter(f"--set {text}: write name=value, for example max_index_num=400")
-        settings[name.strip()] = int(value) if value.strip().lstrip("-").isdigit() else value.strip()
+        settings[name.strip()] = setting_value(value.strip(), f"--set {name.strip()}")
     return settings

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import show_json
+from stratalog.cli.output import complain, show_json
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
 from stratalog.cli.progress import Progress
 from stratalog.errors import IllegalMessage
@@ -17,6 +17,9 @@ from stratalog.errors import IllegalMessage
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
     from stratalog.store.record_put import Receipt
+
+PUT_AFTER_DAMAGE = 3
+"""Exit code."""
 
 EXAMPLES = """
 stratalog put data/store orders "a first message" --tags paid --key o-1
@@ -38,6 +41,9 @@ def put(
     property_: Annotated[
         list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="Property, may be repeated.")
     ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A new store gets files of a few MB: 6 MB on disk, not 1.5 GB.")
+    ] = False,
     conf: ConfOption = None,
     given: SettingsOption = None,
     as_json: JsonFlag = False,
@@ -45,11 +51,14 @@ def put(
     """Put messages into a store, which is created if it is not there.
 
     What was put is on the disk when the command says so.
+
+    Exit code 0: put. 1: not, or not all. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ
+    may drop them when it starts next. A line on stderr names the repair.
     """
     if body is not None and file is not None:
         raise typer.BadParameter("give the message or --file, not both")
     described: dict[str, Any] = {"tags": tags, "keys": key, "properties": _properties(property_)}
-    with open_local(store, mode="w", given=given, conf=conf) as opened:
+    with open_local(store, mode="w", given=given, conf=conf, small=small) as opened:
         queue = opened.queue(topic, queue_id)
         first: Receipt | None
         last: Receipt | None
@@ -62,7 +71,11 @@ def put(
             first, last, count = _put_lines(queue, file, described)
         opened.flush()
         seconds = time.perf_counter() - begin
+        warning = opened.recovery.warning
     _show(queue, first, last, count, seconds, as_json=as_json)
+    if warning:
+        complain(warning)
+        raise typer.Exit(PUT_AFTER_DAMAGE)
 
 
 def _properties(given: list[str] | None) -> dict[str, str] | None:

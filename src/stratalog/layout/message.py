@@ -203,7 +203,7 @@ class Host:
                 return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), port)
             return cls(socket.inet_pton(socket.AF_INET, name), port)
         except (OSError, ValueError):
-            raise IllegalMessage(f"host {text!r} is neither 1.2.3.4:port nor [v6]:port") from None
+            raise IllegalMessage(f"host {text[:80]!r} is neither 1.2.3.4:port nor [v6]:port") from None
 
     def __str__(self) -> str:
         """As Java prints a socket address: IPv6 groups are not compressed."""

@@ -54,7 +54,7 @@ def decode_offset_message_id(message_id: str) -> tuple[Host, int]:
     try:
         address, port, offset = layouts[len(message_id)].unpack(bytes.fromhex(message_id))
     except (KeyError, ValueError, CorruptData):
-        raise IllegalMessage(f"message id {message_id!r} is not 32 or 56 hexadecimal digits") from None
+        raise IllegalMessage(f"message id {message_id[:80]!r} is not 32 or 56 hexadecimal digits") from None
     return Host(address, port), offset
 
 
@@ -80,4 +80,4 @@ class UniqueKey:
         try:
             return cls(*layouts[len(text)].unpack(bytes.fromhex(text)))
         except (KeyError, ValueError, CorruptData):
-            raise IllegalMessage(f"unique key {text!r} is not one that RocketMQ's clients make") from None
+            raise IllegalMessage(f"unique key {text[:80]!r} is not one that RocketMQ's clients make") from None

@@ -2,9 +2,11 @@
 
 import re
 from datetime import UTC, datetime, tzinfo
+from itertools import pairwise
 
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import TOPIC_CHARS_MAX_V1, TOPIC_SIZE_MAX
+from stratalog.layout.record import OFFSETS_END
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
@@ -16,6 +18,7 @@ CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
 SNAPSHOT = "queues.snapshot"
+SIZES = "file-sizes.json"
 """Ours alone: RocketMQ leaves foreign files in the root alone."""
 
 RETRY_PREFIX = "%RETRY%"
@@ -49,7 +52,6 @@ UNKNOWN_LEVEL_DELAY_MS = 1000
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _QUEUE_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 _OFFSET_NAME = re.compile(r"[0-9]{20}\Z")
-_OFFSET_MAX = 2**63 - 1
 _INDEX_NAME = re.compile(r"[0-9]{17}\Z")
 
 
@@ -58,7 +60,7 @@ def delay_table_ms(levels: str = DELAY_LEVELS) -> list[int]:
     table = [0]
     for level in levels.split():
         if level[-1:] not in _UNIT_MS or not re.fullmatch("[0-9]+", level[:-1]):
-            raise IllegalMessage(f"delay level {level!r} is no number followed by s, m, h or d")
+            raise IllegalMessage(f"delay level {level[:80]!r} is no number followed by s, m, h or d")
         table.append(int(level[:-1]) * _UNIT_MS[level[-1]])
     return table
 
@@ -81,7 +83,7 @@ def check_topic(topic: str) -> None:
     Ordinary topics have up to 127 characters, retry and dead-letter topics up to 255; letters, digits and `%|_-`.
     """
     if not _TOPIC.match(topic):
-        raise IllegalMessage(f"topic {topic!r}: only letters, digits and % | _ - are allowed, and at least one")
+        raise IllegalMessage(f"topic {topic[:300]!r}: only letters, digits and % | _ - are allowed, and at least one")
     limit = TOPIC_SIZE_MAX if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX_V1
     if len(topic) > limit:
         raise IllegalMessage(f"topic of {len(topic)} characters: the limit for {topic[:20]!r}… is {limit}")
@@ -106,7 +108,7 @@ def offset_name(offset: int) -> str:
 def offset_of(name: str) -> int | None:
     """Start offset of a data file, or None when the name is not one of a data file."""
     offset = int(name) if _OFFSET_NAME.match(name) else -1
-    return offset if 0 <= offset <= _OFFSET_MAX else None
+    return offset if 0 <= offset < OFFSETS_END else None
 
 
 def index_name(created_ms: int, zone: tzinfo = UTC) -> str:
@@ -117,8 +119,10 @@ def index_name(created_ms: int, zone: tzinfo = UTC) -> str:
 
 def index_created_ms(name: str, zone: tzinfo = UTC) -> int:
     """The time in an index file's name: `index_name` backwards."""
-    second = datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=zone)
-    return int(second.timestamp()) * 1000 + int(name[14:])
+    # Not strptime: a process that is forked while another thread is in it waits for its lock for ever.
+    year, month, day, hour, minute, second = (int(name[begin:end]) for begin, end in pairwise((0, 4, 6, 8, 10, 12, 14)))
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=zone)
+    return int(moment.timestamp()) * 1000 + int(name[14:])
 
 
 def is_index_name(name: str) -> bool:

@@ -80,6 +80,17 @@ def hide_lost(units: bytes) -> bytes:
     return table.tobytes()
 
 
+def sound_count(units: NDArray[Any], newest: int) -> tuple[int, int]:
+    """How many units, plain ones or those of batches, come before the first that is zeros or points to a record that is
+    not newer than `newest` and those of the units before it; and the newest log offset among them."""
+    sizes, offsets = units["size"], units["commit_log_offset"].astype(np.int64)
+    own = ~fillers(units)
+    before = np.maximum.accumulate(np.concatenate(([newest], np.where(own, offsets, -1))))
+    unsound = np.flatnonzero((sizes <= 0) | (own & (offsets <= before[:-1])))
+    count = int(unsound[0]) if unsound.size else len(units)
+    return count, int(before[count])
+
+
 def is_extension_address(tags_code: int) -> bool:
     return tags_code <= EXTENSION_ADDRESS_MAX
 

@@ -19,6 +19,9 @@ from stratalog.errors import CorruptData
 _STRUCT_CODES = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
 _DTYPES = {"i8": "i1", "u8": "u1", "i16": ">i2", "u16": ">u2", "i32": ">i4", "u32": ">u4", "i64": ">i8", "u64": ">u8"}
 
+OFFSETS_END = 1 << 62
+"""No offset, position or size on disk reaches this: the sum of two that are smaller fits an int64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:

@@ -5,7 +5,7 @@ import re
 from enum import IntEnum
 
 from stratalog.layout.queue import UNIT
-from stratalog.layout.record import Field, Layout
+from stratalog.layout.record import OFFSETS_END, Field, Layout
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 COMMIT_LOG_MAX_SIZE = 1 << 30
@@ -116,7 +116,7 @@ def segment_name(base_offset: int) -> str:
 def segment_base(name: str) -> int | None:
     """Base offset of a segment's file name, or None when it is not one."""
     match = _FILE_NAME.match(name)
-    if not match or hash8(str(int(match[2]))) != match[1]:
+    if not match or hash8(str(int(match[2]))) != match[1] or int(match[2]) >= OFFSETS_END:
         return None
     return int(match[2])
 

@@ -1,6 +1,7 @@
 """The log of a store as an offload sees it: where it ends, and where records begin."""
 
 from bisect import bisect_right
+from collections import Counter
 from itertools import pairwise
 
 from stratalog.errors import ConfigurationError
@@ -9,6 +10,7 @@ from stratalog.layout.queue import FILLER_SIZE
 from stratalog.pipeline.history import open_local
 from stratalog.pipeline.log_plan import LogPlan
 from stratalog.store.message_store import MessageStore
+from stratalog.tiered.segment import is_name
 from stratalog.tiered.state import TierState
 
 STRETCH_SIZE = 32 << 20
@@ -78,8 +80,19 @@ class CommittedLog:
         return min(following, self.end_offset)
 
     def _is_copied(self, topic: str) -> bool:
-        """The tier keeps a record a queue offset, and so no inner batches; nor does RocketMQ copy them."""
-        return is_tiered(topic) and not self.store.queue_set.is_batch(topic)
+        """The tier keeps a record a queue offset, and so no inner batches; nor does RocketMQ copy them. Topics that it
+        cannot have a directory for are passed over and counted, see `runs_of`."""
+        return is_tiered(topic) and is_name(topic) and not self.store.queue_set.is_batch(topic)
+
+    def left_out(self) -> dict[str, int]:
+        """Messages that the store holds in topics that are not copied, by topic: of batch topics, light queues (their
+        messages are copied in the topic that they were put to) and the broker's own topics."""
+        counts: Counter[str] = Counter()
+        for topic, queue_id in self.store.queues():
+            if not self._is_copied(topic):
+                queue = self.store.queue(topic, queue_id)
+                counts[topic] += queue.max_offset - queue.min_offset
+        return {topic: count for topic, count in sorted(counts.items()) if count}
 
     def close(self) -> None:
         self.store.close()

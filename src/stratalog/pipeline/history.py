@@ -71,20 +71,22 @@ class LocalHistory:
         ]
 
     def offset_at(self, extent: QueueExtent, timestamp_ms: int) -> int:
-        return self._store.queue(extent.topic, extent.queue_id).offset_at(timestamp_ms)
+        return self._store.queue(extent.topic, extent.queue_id).offset_at_ms(timestamp_ms)
 
     def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
         from stratalog.kernels.columns import decode_arrow
+        from stratalog.store.batch_queue import BatchQueue
 
         queue, window = self._store.queue(part.topic, part.queue_id), self._store.log.window()
         log = (window.addresses, window.first_offset, window.file_size)
         first, end = part.first, part.first + part.count
-        if queue.is_special:  # inner batches, light queues: not by the kernels
+        stored = self._store.units_of(queue)
+        if queue.is_special or isinstance(stored, BatchQueue):  # inner batches, light queues: not by the kernels
             for begin in range(first, end, _SPECIAL_ROWS):
                 yield queue.read_arrow(begin, count=min(_SPECIAL_ROWS, end - begin), columns=columns)
             return
         while first < end:
-            units = memoryview(queue.units(first, min(end - first, _SLAB_UNITS)))
+            units = memoryview(stored.units(first, min(end - first, _SLAB_UNITS)))
             if not units:
                 return
             for piece in cut(units, columns):
@@ -133,7 +135,7 @@ class TierHistory:
         return found
 
     def offset_at(self, extent: QueueExtent, timestamp_ms: int) -> int:
-        return self._tier.queue(extent.topic, extent.queue_id).offset_at(timestamp_ms)
+        return self._tier.queue(extent.topic, extent.queue_id).offset_at_ms(timestamp_ms)
 
     def batches(self, part: QueueRange, columns: Sequence[str]) -> "Iterator[pa.RecordBatch]":
         """Bodies are read with every check there is; without them, the rest is taken from the mapped segments."""

@@ -97,7 +97,7 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     base = environment.get("XDG_CACHE_HOME") or (f"{environment['HOME']}/.cache" if environment.get("HOME") else "")
     directory = Path(base, "stratalog") if base else Path(tempfile.gettempdir(), f"stratalog-{os.getuid()}")
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
         state = directory.lstat()
     except OSError as error:

@@ -37,10 +37,11 @@ PIECE_SIZE_MIN = 16 << 20
 
 RUN_COLUMNS = (
     "slot INT, topic STRING, queueId INT, topicId INT, firstOffset BIGINT, units BINARY, "
-    "sourceFrom BIGINT, sourceTo BIGINT"
+    "sourceFrom BIGINT, sourceTo BIGINT, passedOver BIGINT"
 )
 """Columns of a run. `slot` spreads the queues of a topic evenly over writers, `topicId` is the tier's number of the
-topic. Each task gives one row without units: the batch's range arrives even if it holds nothing for the tier."""
+topic. Each task gives one row without units: the batch's range arrives even if it holds nothing for the tier.
+`passedOver` counts messages of a queue that a tier cannot have."""
 
 
 class LogSource(DataSource):

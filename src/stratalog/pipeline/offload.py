@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,7 +81,9 @@ class OffloadReport:
 
     `log_size` counts bytes of the local log that were gone through, `tier_size` bytes of messages written to the tier;
     `lost_count` counts messages that were damaged or gone locally before they could be copied (gaps in the tier);
-    `seconds` leaves the start of a session out.
+    `passed_over` counts messages that were not copied because a tier cannot have their queue (a topic that is no path,
+    or not UTF-8), by topic/queue id; `left_out` counts, by topic, messages that the store holds and the tier does not
+    take: of batch topics, light queues and the broker's own topics; `seconds` leaves the start of a session out.
     """
 
     record_count: int
@@ -91,6 +94,8 @@ class OffloadReport:
     seconds: float
     cluster: str
     broker: str
+    passed_over: dict[str, int]
+    left_out: dict[str, int]
 
 
 def offload(
@@ -255,6 +260,8 @@ class _Job:
             seconds=time.monotonic() - self._begin_s,
             cluster=self.state.cluster,
             broker=self.state.broker,
+            passed_over=dict(Counter(self.state.passed_over) - Counter(self._before.passed_over)),
+            left_out=self._log.left_out(),
         )
 
     def _look(self, progress: Callable[[OffloadProgress], None] | None) -> None:

@@ -17,6 +17,7 @@ from stratalog.layout.message import FIXED_SIZE_V1, decode_record
 from stratalog.layout.names import delay_table_ms
 from stratalog.layout.queue import UNIT
 from stratalog.store.dispatch import QueueTable
+from stratalog.tiered.segment import is_name
 
 if TYPE_CHECKING:
     from stratalog.pipeline.log_source import LogPiece
@@ -31,6 +32,7 @@ RUN_SCHEMA = pa.schema(
         "units": pa.binary(),
         "sourceFrom": pa.int64(),
         "sourceTo": pa.int64(),
+        "passedOver": pa.int64(),
     }
 )
 _NO_DELAYS_MS = np.array(delay_table_ms(), np.int64)
@@ -41,16 +43,22 @@ Log = NDArray[np.uint8]
 
 
 def runs_of(piece: "LogPiece") -> Iterator[pa.RecordBatch]:
-    """The runs of a piece, and a row that tells the batch's range.
+    """The runs of a piece, a row that tells the batch's range, and one for each queue that a tier cannot have: its name
+    is no path, or no text (what is not UTF-8 in it is escaped). The messages of these are counted.
 
     What is no record is stepped over, with `verify` also what has a wrong CRC: its queues go on with a gap there.
     """
     log = _mapped(piece.file)
     positions = _records(log, piece)
-    common = {"sourceFrom": piece.source_from, "sourceTo": piece.source_to}
+    common = {"sourceFrom": piece.source_from, "sourceTo": piece.source_to, "passedOver": 0}
     marker = {"slot": 0, "topic": "", "queueId": -1, "topicId": -1, "firstOffset": 0, "units": b""}
     yield _batch({**marker, **common})
     for topic, queue_id, first, units in _runs(log, positions, piece.base_offset):
+        if not is_name(topic) or queue_id < 0:
+            text = topic.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            count = len(units) // UNIT.size
+            yield _batch({**marker, **common, "topic": text, "queueId": queue_id, "passedOver": count})
+            continue
         if topic not in piece.topic_ids:
             continue
         where = {"slot": slot_of(topic, queue_id), "topic": topic, "queueId": queue_id}
@@ -108,7 +116,7 @@ def _runs(log: Log, positions: NDArray[np.int64], base_offset: int) -> Iterator[
         if status == UnitStatus.DONE:
             break
         record = decode_record(log.data, int(positions[done]), verify=False)
-        name, begin = (record.topic.decode(), record.queue_id), (done, record.queue_offset)
+        name, begin = (record.topic.decode("utf-8", "surrogateescape"), record.queue_id), (done, record.queue_offset)
         if status == UnitStatus.UNKNOWN_QUEUE:
             table.add(*name, record.queue_offset)
             queues.append(name)

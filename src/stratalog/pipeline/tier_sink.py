@@ -8,10 +8,12 @@ once) finds its messages in the tier and passes them over; a batch that another 
 and commits nothing. What an attempt wrote and did not commit is never read.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -65,6 +67,7 @@ class Written(WriterCommitMessage):
     source_from: int = -1
     source_to: int = -1
     late: list[Run] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
 
 
 class RunWriter(DataSourceStreamArrowWriter):
@@ -84,6 +87,8 @@ class RunWriter(DataSourceStreamArrowWriter):
         for batch in iterator:
             for row in batch.to_pylist():
                 written.source_from, written.source_to = row["sourceFrom"], row["sourceTo"]
+                if row["passedOver"]:
+                    written.passed_over[f"{row['topic']}/{row['queueId']}"] += row["passedOver"]
                 if row["units"]:
                     runs.append(Run(row["topic"], row["queueId"], row["firstOffset"], row["units"], row["topicId"]))
         if runs:
@@ -109,7 +114,8 @@ class RunWriter(DataSourceStreamArrowWriter):
                     state = manifest.commit(_entry(batches, None), state)
                 batch, late = self._copied(backend, state, late)
                 batches = [batch]
-            entry = _entry(batches, tasks[0])
+            passed_over = sum((task.passed_over for task in tasks), Counter())
+            entry = _entry(batches, tasks[0], passed_over)
             if entry.queues or state.source_end < entry.source_to:
                 manifest.commit(entry, state)
         finally:
@@ -141,7 +147,9 @@ class RunWriter(DataSourceStreamArrowWriter):
         return writer.finish(), late
 
 
-def _entry(batches: "Sequence[WrittenBatch]", last: Written | None) -> "ManifestEntry":
+def _entry(
+    batches: "Sequence[WrittenBatch]", last: Written | None, passed_over: Mapping[str, int] = MappingProxyType({})
+) -> "ManifestEntry":
     """The commit of these batches; `last` tells the range of the log that is done with it."""
     from stratalog.tiered.state import ManifestEntry
 
@@ -150,6 +158,7 @@ def _entry(batches: "Sequence[WrittenBatch]", last: Written | None) -> "Manifest
         index_runs=tuple(run for batch in batches for run in batch.index_runs),
         source_from=last.source_from if last else -1,
         source_to=last.source_to if last else -1,
+        passed_over=dict(passed_over),
     )
 
 

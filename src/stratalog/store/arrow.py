@@ -36,9 +36,11 @@ from stratalog.layout.properties import (
     VALUE_END,
 )
 from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
+from stratalog.store.arguments import exact_text, shown
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.queue import Queue
 from stratalog.store.reading import check_complete
+from stratalog.store.record_put import check_queue_id
 from stratalog.store.special_arrow import arrow_of
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 16
 _PROPERTY_OF_COLUMN = {"tags": TAGS, "keys": KEYS, "uniqueKey": UNIQUE_KEY}
 _RAW_PROPERTIES = "properties"
+_LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
 _FIELD_COLUMNS = frozenset(ARROW_SCHEMA.names)
 
 Array = NDArray[Any]
@@ -124,6 +127,7 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
     while first < rows.count:
         start = log.end_offset
         file, position = log.files[-1], start - log.base
+        log.begin_write()
         done, written, status = encode_batch(
             file.address + position, log.file_size - position, first, rows.count - first,
             rows.body_offsets.ctypes.data, rows.body_address, rows.columns, rows_queue, table,
@@ -134,9 +138,8 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
         if store.settings.enabled_append_prop_crc:
             seal_records(file.address + position, file.address + position + written)
         first += done
-        for row, queue in zip(table, queues, strict=True):
-            queue.next_offset = int(row[QUEUE_NEXT_OFFSET])
-        log.end_offset = start + written
+        nexts = zip(queues, table[:, QUEUE_NEXT_OFFSET].tolist(), strict=True)
+        log.commit(start + written, *(queue.advanced(offset - queue.next_offset) for queue, offset in nexts))
         if status == EncodeStatus.ROOM and first < rows.count:
             log.position_for(log.file_size - BLANK.size)
         assert status != EncodeStatus.TOO_LARGE, "checked above"
@@ -146,6 +149,10 @@ def append_batch(
     store: "MessageStore", batch: pa.RecordBatch, topic: str | None, queue_id: int | None
 ) -> dict[tuple[str, int], range]:
     """See `MessageStore.append`."""
+    if not isinstance(batch, pa.RecordBatch):
+        raise IllegalMessage(f"{shown(batch)}: give a RecordBatch or a Table of pyarrow")
+    topic = topic if topic is None else exact_text("topic", topic)
+    queue_id = queue_id if queue_id is None else check_queue_id(queue_id)
     if batch.num_rows == 0:
         return {}
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
@@ -227,7 +234,7 @@ def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
             raise IllegalMessage(f"column {name!r}: an empty name or a separator character (0x01, 0x02) is no property")
         if name in columns:
             raise IllegalMessage(f"property {name} is given by two columns: drop one")
-        columns[name] = _joined_keys(column) if name == KEYS and pa.types.is_list(field.type) else column
+        columns[name] = _joined_keys(column) if name == KEYS and isinstance(field.type, _LISTS) else column
     if _RAW_PROPERTIES in batch.schema.names:
         for name in _PROPERTY_OF_COLUMN.values():
             columns.pop(name, None)  # a batch that was read holds them twice
@@ -267,7 +274,7 @@ def _without_crcs(column: pa.Array, *, closed: bool) -> pa.Array:
 
 def _milliseconds(column: pa.Array) -> NDArray[np.int64]:
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     column = _cast("bornTimestamp", column, pa.int64())
     return np.ascontiguousarray(column.fill_null(0).to_numpy(zero_copy_only=False))
 
@@ -282,10 +289,23 @@ def _joined_keys(column: pa.Array) -> pa.Array:
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if pa.types.is_null(column.type) or kind == pa.binary() or pa.types.is_list(kind):
+        fits = True  # or Arrow casts nothing else to it
+    else:
+        fits = _is_text(column.type) if kind == pa.string() else pa.types.is_integer(column.type)
+    if not fits:
+        raise IllegalMessage(f"column {name!r} is of type {column.type}: give {kind}; nothing was written")
     try:
-        return column if column.type == kind else column.cast(kind)
+        return column.cast(kind)
     except pa.ArrowException as error:
         raise IllegalMessage(f"column {name!r} cannot be taken as {kind}: {error}; nothing was written") from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_string_view(of))
 
 
 def _without_nulls(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:

@@ -1,17 +1,44 @@
 """A queue of a batch topic: 46-byte units that each cover one record, and as many messages as are in it."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from stratalog.errors import CorruptData
+from stratalog.layout.batch import batch_size_of
 from stratalog.layout.names import BATCH_CONSUME_QUEUE
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_SIZE_MAX, BATCH_UNIT, LOST_TAGS_CODE, is_filler
+from stratalog.layout.queue import (
+    BATCH_COMPACTED_OFFSET,
+    BATCH_SIZE_MAX,
+    BATCH_UNIT,
+    LOST_TAGS_CODE,
+    is_filler,
+    sound_count,
+)
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import Disk
+from stratalog.store.message import Message
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_files import QueueFiles
 
 _SIZE = BATCH_UNIT.size
+_CHUNK_UNITS = 1024
+_NO_OLDEST = (-1, -1), 0
+
+BatchUnits = np.ndarray[tuple[int], np.dtype[np.void]]
+
+
+class BatchSpan(NamedTuple):
+    """A unit that was checked against its record: it covers the queue offsets [begin, end)."""
+
+    number: int
+    begin: int
+    end: int
+    message: Message | None
+    """The record, None where the messages were lost."""
 
 
 class BatchQueue:
@@ -38,36 +65,38 @@ class BatchQueue:
             setting="mapper_file_size_batch_consume_queue",
         )
         self._end = 0
+        self._oldest = _NO_OLDEST
         self.end_offset = 0
         self.is_damaged = False
 
-    def load(self) -> None:
-        """Find the files and the end of the written units. Raises `CorruptData` for a file of another size."""
+    def load(self, *, only_newest_file: bool = False) -> None:
+        """Find the files and the end of the sound units. Raises `CorruptData` for a file of another size."""
         self.is_damaged = not self._files.load()
-        low, high = self._first, self._files.end // _SIZE
-        while low < high:
-            middle = (low + high) // 2
-            if self._unit(middle).size > 0:
-                low = middle + 1
-            else:
-                high = middle
-        self._end = low
-        if low > self._first:
-            last = self._unit(low - 1)
+        self._end = self._sound_end(self._files.starts[-1:] if only_newest_file else self._files.starts)
+        if self._end > self._first:
+            last = self._unit(self._end - 1)
             self.end_offset = last.base_offset + last.batch_size
-            self.is_damaged = self.is_damaged or self._contradicts(last)
 
-    def _contradicts(self, unit: Any) -> bool:
-        """Whether the record says something else about offsets than the unit: nothing else vouches for it."""
-        is_inside = self._log.first_offset <= unit.commit_log_offset < self._log.end_offset
-        if is_filler(unit.size, unit.tags_code) or not is_inside:
-            return False
-        try:
-            message = self._log.message(unit.commit_log_offset)
-        except CorruptData:
-            return False
-        is_record = message.commit_log_offset == unit.commit_log_offset and message.store_size == unit.size
-        return bool(is_record and message.queue_offset != unit.base_offset)
+    def _sound_end(self, starts: Sequence[int]) -> int:
+        """Number of the first unit that is zeros, or that is not after those before it in the log or in the queue."""
+        newest, next_offset = -1, 0
+        for first in range(starts[0] // _SIZE if starts else 0, self._files.end // _SIZE, _CHUNK_UNITS):
+            count = min(_CHUNK_UNITS, self._files.end // _SIZE - first)
+            units = np.frombuffer(self._files.read(first * _SIZE, count * _SIZE), BATCH_UNIT.dtype)
+            sound, newest = sound_count(units, newest)
+            base_offsets, sizes = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
+            after = np.concatenate(([next_offset], base_offsets + sizes))
+            unsound = np.flatnonzero((base_offsets[:sound] < after[:sound]) | (sizes[:sound] <= 0))
+            sound = int(unsound[0]) if unsound.size else sound
+            if sound < count:
+                return first + sound
+            next_offset = int(after[-1])
+        return self._files.end // _SIZE
+
+    def _is_of(self, message: Message, unit: Any) -> bool:
+        """Whether the record that a unit points to is this queue's, and has the offset and size in the unit."""
+        found = message.topic, message.queue_id, message.queue_offset, message.store_size
+        return found == (self.topic, self.queue_id, unit.base_offset, unit.size)
 
     @property
     def _first(self) -> int:
@@ -84,7 +113,33 @@ class BatchQueue:
 
     def min_offset(self, log_min_offset: int) -> int:
         """First queue offset whose record is still in the log; the end when none is."""
-        return self.offset_of(log_min_offset)
+        ends = self._first, log_min_offset
+        if self._oldest[0] != ends:
+            begin = self._find_min(log_min_offset)
+            if begin is None:
+                return self.end_offset
+            self._oldest = ends, begin
+        return self._oldest[1]
+
+    def _find_min(self, log_min_offset: int) -> int | None:
+        """First offset of the live units, wherever they are. Where the first of them is damaged, the smallest offset
+        that it or its record names below the others', or at least one below these: something was there."""
+        units = self.table()
+        places, bases = units["commit_log_offset"], units["base_offset"]
+        live = np.flatnonzero((places >= log_min_offset) | (places < 0))  # a place below 0 is damage, not an old record
+        if not live.size:
+            return None
+        in_order = live[np.argsort(bases[live], kind="stable")].tolist()
+        spans = (self._span(self._first + one) for one in in_order)
+        lowest = next((span.begin for span in spans if span), self.end_offset)
+        number = self._first + int(live[0])
+        first, unit = self._span(number), self._unit(number)
+        if first and first.begin == lowest:
+            return lowest
+        named = [int(unit.base_offset)]
+        with contextlib.suppress(CorruptData):
+            named.append(self._log.message(unit.commit_log_offset).queue_offset)
+        return min((begin for begin in named if 0 <= begin < lowest), default=max(0, lowest - 1))
 
     def _number_of(self, commit_log_offset: int) -> int:
         """Number of the first unit of a record at or behind a log offset."""
@@ -103,6 +158,14 @@ class BatchQueue:
         number = self._number_of(commit_log_offset)
         return int(self._unit(number).base_offset) if number < self._end else self.end_offset
 
+    @property
+    def unit_count(self) -> int:
+        return self._end - self._first
+
+    def count_below(self, commit_log_offset: int) -> int:
+        """Units of records before a log offset."""
+        return self._number_of(commit_log_offset) - self._first
+
     def _number_covering(self, queue_offset: int) -> int:
         """Number of the unit that covers an offset, or of the next one when it is in a gap."""
         low, high = self._first, self._end
@@ -120,12 +183,86 @@ class BatchQueue:
         unit = self._unit(self._number_covering(queue_offset))
         return unit.commit_log_offset, unit.size, unit.tags_code
 
-    def units_from(self, queue_offset: int, count: int) -> list[Any]:
-        """Up to `count` units (tuples of `BATCH_UNIT`) from the one that covers an offset on."""
-        number = self._number_covering(queue_offset)
-        size = min(count, self._end - number) * _SIZE
-        stored = self._files.read(number * _SIZE, size) if size > 0 else b""
-        return [BATCH_UNIT.record._make(fields) for fields in BATCH_UNIT.struct.iter_unpack(stored)]
+    def table(self) -> BatchUnits:
+        """All units, a copy."""
+        stored = self._files.read(self._first * _SIZE, (self._end - self._first) * _SIZE)
+        return np.frombuffer(stored, BATCH_UNIT.dtype)
+
+    # -- units checked against their records -------------------------------------------------------------------------
+
+    def spans(self, first: int) -> Iterator[BatchSpan | None]:
+        """The units from number `first` on, each checked; None for one that does not lead to a record of this queue.
+        Ends at the end of the queue as it is then."""
+        while first < self._end:
+            count = min(_CHUNK_UNITS, self._end - first)
+            stored = self._files.read(first * _SIZE, count * _SIZE)
+            for number, fields in enumerate(BATCH_UNIT.struct.iter_unpack(stored), first):
+                yield self._checked(number, BATCH_UNIT.record._make(fields))
+            first += count
+
+    def _checked(self, number: int, unit: Any) -> BatchSpan | None:
+        begin = unit.base_offset
+        if is_filler(unit.size, unit.tags_code):
+            end = begin + unit.batch_size
+            return BatchSpan(number, begin, end, None) if 0 <= begin < end else None
+        try:
+            message = self._log.message(unit.commit_log_offset)
+        except CorruptData:
+            return None
+        is_mine = begin >= 0 and self._is_of(message, unit)
+        return BatchSpan(number, begin, begin + _size_of(message), message) if is_mine else None
+
+    def _span(self, number: int) -> BatchSpan | None:
+        return self._checked(number, self._unit(number)) if self._first <= number < self._end else None
+
+    def covering(self, queue_offset: int) -> BatchSpan | None:
+        """The unit that covers an offset, wherever it stands: damaged and exchanged units are looked past. None when
+        there is none."""
+        span = self._span(self._number_covering(queue_offset))
+        if span and span.begin <= queue_offset < span.end:
+            return span
+        units = self.table()
+        bases = units["base_offset"]
+        covers = (bases <= queue_offset) & (bases + units["batch_size"] > queue_offset)
+        begins = np.flatnonzero(bases <= queue_offset)
+        nearest = [begins[np.argmax(bases[begins])]] if begins.size else []  # its size may be what is damaged
+        for number in (*np.flatnonzero(covers), *nearest):
+            span = self._span(self._first + int(number))
+            if span and span.begin <= queue_offset < span.end:
+                return span
+        return None
+
+    def following(self, queue_offset: int) -> tuple[int, int]:
+        """For an offset that no unit covers: the first one behind it that a unit covers (the end when there is none),
+        and the number of the damaged unit before that one. That is -1 where the unit before it in the file is the one
+        before it in the queue: the offsets between are just not there."""
+        bases = self.table()["base_offset"]
+        later = np.flatnonzero(bases > queue_offset)
+        number, following = self._end, self.end_offset
+        for one in later[np.argsort(bases[later], kind="stable")].tolist():
+            span = self._span(self._first + one)
+            if span:
+                number, following = span.number, min(span.begin, self.end_offset)
+                break
+        before, earlier = number - 1, np.flatnonzero(bases <= queue_offset)
+        if not earlier.size and before < self._first:
+            return following, -1
+        nearest = earlier[bases[earlier] == bases[earlier].max()] if earlier.size else earlier
+        is_next = nearest.tolist() == [before - self._first] and self._span(before) is not None
+        return following, -1 if is_next else max(before, self._first)
+
+    def store_timestamp(self, queue_offset: int) -> int:
+        """Store time of the first whole message at or after an offset; 2^63 when there is none."""
+        while queue_offset < self.end_offset:
+            span = self.covering(queue_offset)
+            if span and span.message:
+                return span.message.store_timestamp
+            queue_offset = span.end if span else self.following(queue_offset)[0]
+        return 1 << 63
+
+    def place(self, number: int) -> int:
+        """Log offset in a unit, true or not."""
+        return int(self._unit(number).commit_log_offset)
 
     @property
     def next_commit_log_offset(self) -> int:
@@ -135,9 +272,8 @@ class BatchQueue:
     def append(self, units: bytes) -> None:
         """Write units behind the end."""
         self._files.write(self._end * _SIZE, units)
-        self._end += len(units) // _SIZE
-        last = BATCH_UNIT.unpack(units, len(units) - _SIZE)
-        self.end_offset = last.base_offset + last.batch_size
+        last, count = BATCH_UNIT.unpack(units, len(units) - _SIZE), len(units) // _SIZE
+        self._end, self.end_offset = self._end + count, last.base_offset + last.batch_size  # both or none: no call
 
     def skip_to(self, queue_offset: int, place: tuple[int, int]) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
@@ -151,14 +287,28 @@ class BatchQueue:
             self.append(BATCH_UNIT.pack(*fields))
 
     def truncate(self, commit_log_offset: int) -> None:
-        """Drop the units of records at or behind `commit_log_offset`; later files go, the rest is zeroed."""
-        number = self._number_of(commit_log_offset)
-        if number == self._end:
-            return
-        self._files.cut(number * _SIZE)
-        self._end = number if self._files.starts else 0
-        last = self._unit(self._end - 1) if self._end > self._first else None
-        self.end_offset = last.base_offset + last.batch_size if last else 0
+        """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
+        the rest of the last one is zeroed."""
+        self._end_at(self._number_of(commit_log_offset))
+
+    def drop_newest(self) -> None:
+        """Drop the last unit, and what follows it."""
+        self._end_at(self._end - 1)
+
+    def _end_at(self, number: int) -> None:
+        if self._files.cut(number * _SIZE):
+            self._oldest = _NO_OLDEST
+            self._end = number if self._files.starts else 0
+            last = self._unit(self._end - 1) if self._end > self._first else None
+            self.end_offset = last.base_offset + last.batch_size if last else 0
+
+    def begin_before(self, queue_offset: int, commit_log_offset: int) -> None:
+        """Let the record at that log offset in, the queue's first in the log. A queue that begins after it lost its
+        front: all of it is removed, to be built again."""
+        if self._end > self._first and self._unit(self._first).commit_log_offset > commit_log_offset:
+            begin, self._end, self.end_offset = self._first, 0, 0
+            self._oldest = _NO_OLDEST
+            self._files.cut(begin * _SIZE)
 
     def last_unit(self) -> tuple[int, int, int] | None:
         """The newest unit that is no filler, None when there is none."""
@@ -167,3 +317,21 @@ class BatchQueue:
             if not is_filler(unit.size, unit.tags_code):
                 return unit.commit_log_offset, unit.size, unit.tags_code
         return None
+
+    def unit_before(self, commit_log_offset: int) -> tuple[int, int, int] | None:
+        """The newest unit of a record before a log offset."""
+        number = self._number_of(commit_log_offset)
+        if number == self._first:
+            return None
+        unit = self._unit(number - 1)
+        return unit.commit_log_offset, unit.size, unit.tags_code
+
+    def newest_units(self, count: int) -> list[tuple[int, tuple[int, ...]]]:
+        """First queue offset and fields of the last `count` units, newest first."""
+        units = [self._unit(number) for number in range(self._end - 1, max(self._first, self._end - count) - 1, -1)]
+        return [(unit.base_offset, tuple(unit)) for unit in units]
+
+
+def _size_of(message: Message) -> int:
+    """Queue offsets that a record covers."""
+    return batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)[0]

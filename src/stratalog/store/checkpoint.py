@@ -53,7 +53,7 @@ class Checkpoint:
     @classmethod
     def load(cls, root: Path, disk: Disk) -> "Checkpoint":
         """Read the file; a missing or short one says nothing."""
-        stored = disk.read(root / FILE_NAME)
+        stored = disk.read(root / FILE_NAME, size_max=FILE_SIZE, cut=True)
         if stored is None or len(stored) < FILE_SIZE:
             return cls()
         return cls(**CHECKPOINT.unpack(stored)._asdict(), seal=Seal.decode(stored))

@@ -1,21 +1,25 @@
 """The CommitLog: one append-only log of all queues, in files of equal size mapped into memory."""
 
+import contextlib
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import CorruptData, StoreFailed
+from stratalog.errors import CorruptData, StoreClosed, StratalogError
 from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMIT, LOG_WORDS, Words
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
-from stratalog.store.disk import Disk, MappedFile, failed
+from stratalog.store.disk import Disk, MappedFile, Stamp, failed
 from stratalog.store.message import Message
 from stratalog.store.next_files import AHEAD_SIZE_MIN, NextFiles
+from stratalog.store.os_errors import SHORTAGES, refusal
 from stratalog.store.reading import record_at
 
 STEP_SIZE = 4 << 20
@@ -46,9 +50,12 @@ class CommitLog:
     Appending needs `lock`. The native put takes no lock: it runs under the GIL without a pause, and leaves the work to
     the Python put whenever somebody holds the lock. Both work on `words`, where the log's end stands.
 
+    Append in one of two ways, so that a signal handler may raise anywhere: in one statement without a call (no handler
+    runs within it); or between `begin_write` and `commit`, which leaves it to the next append to zero what was written.
+
     `limit` is the highest position a record may end at without `position_for` being asked: the end of a step, when
     those who follow are told (`on_step`); the middle of the file, where the next file is begun; the file's end (8 bytes
-    stay for the blank); -1 when nothing may be put any more.
+    stay for the blank); -1 when nothing may be put any more, or not before `position_for` was asked.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, file_size: int) -> None:
@@ -59,8 +66,12 @@ class CommitLog:
         self._next_files = NextFiles(disk, directory, file_size)
         self.on_step: Callable[[], None] = lambda: None
         self._files: list[MappedFile] = []
-        self._failure: StoreFailed | None = None
-        self._stopped: StoreFailed | None = None
+        self._stamp: Stamp = 0, 0, 0
+        self._failure: StratalogError | None = None
+        self._stopped: StoreClosed | None = None
+        self._flush_error: OSError | None = None
+        self._writing: list[int] = [0, 0]
+        """Whether `begin_write` was called, and the limit before."""
         self.first_offset = 0
         self.durable_offset = 0
         self.map: Any = None
@@ -91,6 +102,7 @@ class CommitLog:
     def load(self) -> None:
         """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
         self._disk.clear_unfinished(self.directory)
+        self._stamp = self._disk.stamp(str(self.directory))
         names = _checked_names(self._disk, self.directory, self.file_size)
         for name in names:
             if self._files:  # only the last is written to: the others need no descriptor
@@ -103,6 +115,26 @@ class CommitLog:
         if self._files:
             self.first_offset = int(self._files[0].path.name)
         self.end_offset = self.durable_offset = self.first_offset + len(self._files) * self.file_size
+
+    @property
+    def read_only(self) -> bool:
+        return self._disk.read_only
+
+    def has_grown(self) -> bool:
+        """Whether another process wrote after the end that was found, or changed which files there are."""
+        if self._disk.stamp(str(self.directory)) != self._stamp:
+            return True
+        if self._files and self.end_offset < self._behind:
+            file, position = self.file_at(self.end_offset)
+            return any(file.map[position : position + BLANK.size])
+        try:
+            following = self._disk.open(self.directory / offset_name(self.end_offset))
+        except FileNotFoundError:
+            return False
+        try:
+            return any(following.read(0, BLANK.size))
+        finally:
+            following.close()
 
     @property
     def files(self) -> list[MappedFile]:
@@ -144,31 +176,51 @@ class CommitLog:
         """Set the limit of records that begin at a position of the newest file."""
         middle = self.file_size // 2
         is_ahead = self.file_size >= AHEAD_SIZE_MIN and position <= middle
-        self._view[LOG_LIMIT] = min(position + STEP_SIZE, middle if is_ahead else self.file_size - BLANK.size)
-        if self._failure or self._stopped:  # meanwhile, by another thread
-            self._view[LOG_LIMIT] = -1
+        limit = min(position + STEP_SIZE, middle if is_ahead else self.file_size - BLANK.size)
+        self._view[LOG_LIMIT] = -1 if self._failure or self._stopped else limit
 
     # -- appending (lock held) -----------------------------------------------------------------------------------
 
     def position_for(self, total_size: int) -> int:
         """Where a record of that size goes in the current file: rolls to a new file when it does not fit.
 
-        Raises `StoreFailed` or `DiskFull`. The caller has made sure that the record fits into a file at all.
+        Raises `StoreFailed`, `StoreClosed`, `StoreReadOnly` or `DiskFull`. The caller has made sure that the record
+        fits into a file at all.
         """
-        if self._failure or self._stopped:
-            raise self._failure or self._stopped or AssertionError
+        self._check_appendable()
+        if self.limit < 0:
+            self.settle()
         position = self.end_offset - self.base
         end = position + total_size
-        if self.limit < 0 or end > self.file_size - BLANK.size:
-            try:
+        if not self._files or end > self.file_size - BLANK.size:
+            with self._new_files():
                 self._roll()
-            except OSError as error:
-                self.fail(failed(f"new file in {self.directory}", error))
-                raise self._failure or error from error
             return 0
         if end > self.limit:
             self._pass_limit(end)
         return position
+
+    def settle(self) -> None:
+        """Undo an append that ended between `begin_write` and `commit`, and set the limit again."""
+        if self._files:
+            position = self.end_offset - self.base
+            if self._writing[0]:
+                _zero_behind(self._files[-1], position)
+            self._writing[0] = 0
+            self._limit_from(position)
+
+    def begin_write(self) -> None:
+        """Bytes after the log's end are about to be written; they do not count before `commit`."""
+        limit = self._view[LOG_LIMIT]
+        self._writing[:], self._view[LOG_LIMIT] = (1, limit), -1
+
+    def commit(self, end_offset: int, *stores: tuple[Any, Any, Any]) -> None:
+        """Move the log's end, and do the stores (object, key, value) that belong to it: data, next offsets of queues.
+        All at once: one call in C, in which no signal handler runs and no other thread."""
+        stores = (*stores, (self._view, LOG_END, end_offset), (self._writing, 0, 0))
+        list(map(setitem, *zip(*stores, strict=True)))
+        if self._view[LOG_LIMIT] < 0:
+            self._view[LOG_LIMIT] = -1 if self._failure or self._stopped else self._writing[1]
 
     def _pass_limit(self, end: int) -> None:
         """A record will end there, in the newest file."""
@@ -182,12 +234,15 @@ class CommitLog:
         """Log offset behind the newest file."""
         return self.first_offset + len(self._files) * self.file_size
 
+    def _check_appendable(self) -> None:
+        if reason := self._failure or self._stopped:
+            raise reason.with_traceback(None)  # or the traceback grows with each refused put
+
     def reserve(self, record_sizes: NDArray[np.int64]) -> None:
         """Make the files that records of these sizes, in this order, will roll into: then no full disk can stop them
-        half way. Raises `StoreFailed` or `DiskFull`; nothing is there then that was not before.
+        half way. Raises what `position_for` raises; nothing is there then that was not before.
         """
-        if self._failure or self._stopped:
-            raise self._failure or self._stopped or AssertionError
+        self._check_appendable()
         whole = self.file_size - BLANK.size
         room = whole - (self.end_offset - self.base) if self._files else 0
         ends = np.cumsum(record_sizes)
@@ -196,54 +251,64 @@ class CommitLog:
             before = int(ends[taken - 1]) if taken else 0
             room = whole
             count += 1
-        try:
+        with self._new_files():
             self._next_files.reserve(self._behind, count)
+
+    @contextlib.contextmanager
+    def _new_files(self) -> Iterator[None]:
+        """What goes wrong while files are made ends appending, unless it is a shortage that changed nothing."""
+        try:
+            yield
         except OSError as error:
+            if error.errno in SHORTAGES:
+                raise refusal(f"no new file in {self.directory}", error) from error
             self.fail(failed(f"new file in {self.directory}", error))
             raise self._failure or error from error
 
     def unreserve(self) -> None:
         """Remove what was reserved and is not wanted any more."""
-        self._next_files.drop()
+        self._next_files.drop(self._behind)
 
     def _roll(self) -> None:
         """Close the current file with a blank record and go on in a new one, which is taken first: a full disk
         changes nothing."""
         start = self._behind
-        file = self._next_files.take(start)
-        if self._files:
-            position = self.end_offset - self.base
-            if position + BLANK.size <= self.file_size:  # else it was closed before a crash
-                blank = BLANK.pack(self.file_size - position, MAGIC_BLANK)
-                self.map[position : position + BLANK.size] = blank
-        self._files.append(file)
-        self.end_offset = start
-        self._append_to(file)
+        file = self._next_files.get(start)
+        full, at, blank = self.map or bytearray(), slice(0, 0), b""
+        position = self.end_offset - self.base
+        if self._files and position + BLANK.size <= self.file_size:  # else it was closed before a crash
+            at, blank = slice(position, position + BLANK.size), BLANK.pack(self.file_size - position, MAGIC_BLANK)
+        count, words = len(self._files), array("q", [file.address, start, -1, start])
+        full[at], self._files[count:], self.map, self._view[:] = blank, [file], file.map, words  # no call between
+        self._next_files.forget(start)
+        self._limit_from(0)
 
-    def stop(self, reason: StoreFailed) -> None:
+    def stop(self, reason: StoreClosed) -> None:
         """Wait for an append under way, refuse every later one, and remove files that nothing was put into; what is
         there can still be flushed."""
         with self.lock:
             self._stopped = reason
             self._view[LOG_LIMIT] = -1
-            self._next_files.drop()
+            self.settle()
+            self._next_files.drop(self._behind)
 
-    def fail(self, reason: StoreFailed) -> None:
+    def fail(self, reason: StratalogError) -> None:
         """Refuse every later append."""
-        self._failure = self._failure or reason
-        self._view[LOG_LIMIT] = -1
+        self._failure, self._view[LOG_LIMIT] = self._failure or reason, -1
 
     @property
-    def failure(self) -> StoreFailed | None:
+    def failure(self) -> StratalogError | None:
         return self._failure
 
     # -- durability ----------------------------------------------------------------------------------------------
 
     def sync(self) -> int:
         """Make everything appended so far durable and return up to where. A failed flush is never tried again:
-        the log refuses appends from then on and `StoreFailed` is raised."""
+        the log refuses appends from then on and `StoreFailed` is raised (`StoreClosed` when it is closed)."""
+        if self._flush_error:
+            self.fail(failed(f"flush of {self.directory}", self._flush_error))
         if self._failure:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # or the traceback grows with each call
         end = self.end_offset
         durable = self.durable_offset
         if durable < end:
@@ -253,6 +318,7 @@ class CommitLog:
                 for file in self._files[first : last + 1]:
                     file.sync()
             except OSError as error:
+                self._flush_error = error  # first: no flush is tried again, whatever a signal handler raises now
                 self.fail(failed(f"flush of {self.directory}", error))
                 assert self._failure is not None
                 raise self._failure from error
@@ -294,9 +360,10 @@ class CommitLog:
             begin = base + self.file_size
 
     def close(self) -> None:
-        self.fail(StoreFailed(f"{self.directory.parent} is closed; open it again"))
+        self.fail(StoreClosed(f"{self.directory.parent} is closed; open it again"))
         for file in self._files:
             file.close()
+        self._next_files.close()
 
 
 def open_log_window(directory: Path) -> LogWindow:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stratalog.errors import CorruptData
-from stratalog.layout.loosejson import Release, decode_loose_json, encode_loose_json
+from stratalog.layout.loosejson import TEXT_SIZE_MAX, Release, decode_loose_json, encode_loose_json
 from stratalog.store.disk import Disk
 
 TOPICS = "topics.json"
@@ -30,6 +30,7 @@ LMQ_CONSUMER_OFFSETS = "lmqConsumerOffset.json"
 DELAY_OFFSETS = "delayOffset.json"
 SUBSCRIPTION_GROUPS = "subscriptionGroup.json"
 COPY = ".bak"
+_EMPTY = "is empty"
 _ON_ONE_LINE = frozenset({"timermetrics", "transactionMetrics"})
 
 
@@ -51,7 +52,7 @@ def read_config(directory: Path, name: str, disk: Disk) -> Config:
     spare, spare_error = _read(copy, disk)
     if spare is not None:
         return Config(spare, f"{main} {error or 'is missing'}: {copy.name} was read, the state before the last change")
-    if error is None and (spare_error is None or disk.read(copy) == b""):
+    if error is None and spare_error in (None, _EMPTY):
         return Config({})
     raise CorruptData(
         f"neither {main} ({error or 'is missing'}) nor {copy} ({spare_error or 'is missing'}) can be read: restore one "
@@ -62,11 +63,14 @@ def read_config(directory: Path, name: str, disk: Disk) -> Config:
 
 def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | None]:
     """The content, or what is wrong with it (None for a file that is not there)."""
-    data = disk.read(path)
+    try:
+        data = disk.read(path, size_max=TEXT_SIZE_MAX)
+    except CorruptData as error:
+        return None, f"cannot be read ({error})"
     if data is None:
         return None, None
     if not data.strip():
-        return None, "is empty"
+        return None, "is blank" if data else _EMPTY
     try:
         value = decode_loose_json(data)
     except CorruptData as error:

@@ -1,19 +1,19 @@
 """One ConsumeQueue: 20-byte units that lead from a queue offset to the record in the log. Derived data."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from stratalog.layout.names import CONSUME_QUEUE
-from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost, is_filler
+from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost, is_filler, sound_count
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_files import QueueFiles
 
 _IN_FRONT = UNIT.unpack(FILLER)
 _NO_OLDEST = (-1, -1), 0
-_LOOK_BACK = 256
-"""Units at the end of a file's data that are looked at together: more than a page of them."""
+_CHUNK_UNITS = 1 << 16
 
 
 class ConsumeQueue:
@@ -51,41 +51,27 @@ class ConsumeQueue:
         """Take the state that `load` would find from one who knows it: files, end, and the unit before the end."""
         self._files.starts, self.end_offset, self._newest = starts, end_offset, (end_offset, newest)
 
-    def load(self) -> None:
-        """Find the files and the end of the written units. What stood behind a missing file recovery derives again."""
+    def load(self, *, only_newest_file: bool = False) -> None:
+        """Find the files and the end of the sound units. What follows it recovery builds again."""
         self.is_damaged = not self._files.load()
-        self.end_offset = self._find_end()
-
-    def _find_end(self) -> int:
-        """Behind the last written unit of the last file that has any."""
-        while self._files.starts:
-            start = self._files.starts[-1]
-            count = self._written_count(start)
-            if count or len(self._files.starts) == 1:
-                return start // UNIT.size + count
+        self.end_offset = self._sound_end(self._files.starts[-1:] if only_newest_file else self._files.starts)
+        while len(self._files.starts) > 1 and self._files.starts[-1] >= self.end_offset * UNIT.size:
             self._files.remove_last()
-        return 0
 
-    def _written_count(self, start: int) -> int:
-        """Units in a file: those before the end of its data, or (RocketMQ writes its files whole) by bisection, as
-        units are written without holes."""
-        end = -(-self._files.data_end(start) // UNIT.size)
-        first = max(0, end - _LOOK_BACK)
-        before = start // UNIT.size
-        units = np.frombuffer(self._files.read(start + first * UNIT.size, (end - first) * UNIT.size), UNIT.dtype)
-        count = int(np.count_nonzero(units["size"] > 0))
-        if (count or not first) and np.all(units["size"][:count] > 0):
-            if count:
-                self._newest = before + first + count, UNIT.unpack(units[count - 1].tobytes())
-            return first + count
-        low, high = 0, self.file_size // UNIT.size
-        while low < high:
-            middle = (low + high) // 2
-            if self._stored(before + middle)[1] > 0:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _sound_end(self, starts: Sequence[int]) -> int:
+        """Queue offset of the first unit in these files that is zeros, or that points to an older record than one
+        before it."""
+        newest, chunk = -1, _CHUNK_UNITS * UNIT.size
+        for start in starts:
+            end = start + -(-self._files.data_end(start) // UNIT.size) * UNIT.size
+            for position in range(start, end, chunk):
+                units = np.frombuffer(self._files.read(position, min(chunk, end - position)), UNIT.dtype)
+                count, newest = sound_count(units, newest)
+                if count < len(units):
+                    return position // UNIT.size + count
+            if end < start + self.file_size:
+                return end // UNIT.size
+        return self._files.end // UNIT.size
 
     @property
     def first_offset(self) -> int:
@@ -149,7 +135,7 @@ class ConsumeQueue:
         if not self._files.starts:
             position = queue_offset * UNIT.size
             self._files.add(position - position % self.file_size)
-            self.end_offset = self.first_offset
+        self.end_offset = max(self.end_offset, self.first_offset)
         place = self._place_before_end() or place
         filler = UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER
         while self.end_offset < queue_offset:
@@ -182,21 +168,37 @@ class ConsumeQueue:
                 low = middle + 1
         return low
 
-    def truncate(self, commit_log_offset: int) -> None:
-        """Drop the units of records at or behind `commit_log_offset`; later files go, the rest is zeroed."""
-        low = self.offset_of(commit_log_offset)
-        if low == self.end_offset:
-            return
-        self._files.cut(low * UNIT.size)
-        self.end_offset = low if self._files.starts else 0
-        self._newest = -1, (0, 0, 0)
-        self._oldest = _NO_OLDEST
+    @property
+    def unit_count(self) -> int:
+        return self.end_offset - self.first_offset
 
-    def begin_before(self, queue_offset: int) -> None:
-        """Let a message of that offset in. A file without a unit, begun behind it, is a rest: it goes."""
-        if self.end_offset == self.first_offset > queue_offset:
-            self._files.cut(0)
+    def count_below(self, commit_log_offset: int) -> int:
+        """Units of records before a log offset."""
+        return self.offset_of(commit_log_offset) - self.first_offset
+
+    def truncate(self, commit_log_offset: int) -> None:
+        """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
+        the rest of the last one is zeroed."""
+        self._end_at(self.offset_of(commit_log_offset))
+
+    def drop_newest(self) -> None:
+        """Drop the last unit, and what follows it."""
+        self._end_at(self.end_offset - 1)
+
+    def _end_at(self, queue_offset: int) -> None:
+        if self._files.cut(queue_offset * UNIT.size):
+            self.end_offset = queue_offset if self._files.starts else 0
+            self._newest = -1, (0, 0, 0)
+            self._oldest = _NO_OLDEST
+
+    def begin_before(self, queue_offset: int, commit_log_offset: int) -> None:
+        """Let a message of that offset in, the queue's first in the log. A queue that begins after it lost its front:
+        all of it is removed, to be built again."""
+        if self.first_offset > queue_offset:
             self.end_offset = 0
+            self._newest = -1, (0, 0, 0)
+            self._oldest = _NO_OLDEST
+            self._files.cut(0)
 
     def last_unit(self) -> tuple[int, int, int] | None:
         """The newest unit that is no filler, None when there is none."""
@@ -205,3 +207,13 @@ class ConsumeQueue:
             if not is_filler(*unit[1:]):
                 return unit
         return None
+
+    def unit_before(self, commit_log_offset: int) -> tuple[int, int, int] | None:
+        """The newest unit of a record before a log offset, as `unit` gives it."""
+        low = self.offset_of(commit_log_offset)
+        return self.unit(low - 1) if low > self.first_offset else None
+
+    def newest_units(self, count: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Queue offset and stored unit of the last `count` units, newest first."""
+        numbers = range(self.end_offset - 1, max(self.first_offset, self.end_offset - count) - 1, -1)
+        return [(number, self._stored(number)) for number in numbers]

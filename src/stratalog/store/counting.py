@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.queue import EXTENSION_ADDRESS_MAX, FILLER_SIZE, UNIT
+from stratalog.layout.queue import FILLER_SIZE, UNIT, fillers
+from stratalog.store.batch_queue import BatchQueue
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
@@ -20,6 +21,9 @@ _ALTERNATIVES = "||"
 def estimate_count(queue: "Queue", first: int, end: int, tags: str) -> int:
     """Messages with any of the tags at the queue offsets [first, end)."""
     codes = np.array([string_hash(tag.strip()) for tag in tags.split(_ALTERNATIVES)], np.int64)
+    stored = queue.store.units_of(queue)
+    if isinstance(stored, BatchQueue):
+        return _in_batches(stored, first, end, codes)
     runs = -(-(end - first) // _RUN_UNITS)
     looked_at = min(runs, EXACT_UNITS_MAX // _RUN_UNITS)
     matches = count = 0
@@ -34,9 +38,14 @@ def estimate_count(queue: "Queue", first: int, end: int, tags: str) -> int:
 def _codes(queue: "Queue", first: int, count: int) -> NDArray[np.int64]:
     """The tags codes of the messages at these offsets; fillers have none."""
     units = np.frombuffer(queue.units(first, count), UNIT.dtype)
-    codes = units["tags_code"].astype(np.int64)
-    for number in np.flatnonzero(codes <= EXTENSION_ADDRESS_MAX).tolist():
-        extension = queue.extension(first + number)
-        codes[number] = extension.tags_code if extension else codes[number]
-    there: NDArray[np.int64] = codes[units["size"] != FILLER_SIZE]
+    there: NDArray[np.int64] = units["tags_code"][units["size"] != FILLER_SIZE].astype(np.int64)
     return there
+
+
+def _in_batches(stored: BatchQueue, first: int, end: int, codes: NDArray[np.int64]) -> int:
+    """The same for a batch topic: a batch has the tags that its unit knows, and counts with each of its messages."""
+    units = stored.table()
+    units = units[np.isin(units["tags_code"], codes) & ~fillers(units)]
+    bases = units["base_offset"].astype(np.int64)
+    counts = np.minimum(bases + units["batch_size"], end) - np.maximum(bases, first)
+    return int(counts[counts > 0].sum())

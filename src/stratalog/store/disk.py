@@ -10,13 +10,16 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from stratalog.errors import DiskFull, StoreFailed, StoreLocked
+from stratalog.errors import CorruptData, DiskFull, StoreFailed, StoreLocked
+from stratalog.layout.names import ABORT
+from stratalog.store.forks import unwatch, watch
+from stratalog.store.os_errors import next_step
 
 ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
@@ -27,6 +30,9 @@ Stamp = tuple[int, int, int]
 FILE_MODE = 0o644
 UNFINISHED = ".tmp"
 """Ends the name of a file that does not count yet."""
+SMALL_FILE_SIZE_MAX = 256 * 1024 * 1024
+"""What `Disk.read` takes into memory at most."""
+_SPARSE_SIZE_MIN, _COMPRESSION_MAX, _BLOCK_SIZE = 1 << 20, 64, 512
 _ZERO_CHUNK_SIZE = 1 << 16
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_POPULATE_READ = 22
@@ -38,8 +44,20 @@ _libc.mmap.argtypes = (
 _libc.mmap.restype = ctypes.c_void_p
 _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _held: set[str] = set()
-_held_lock = threading.Lock()
+"""Lock files on which this process holds the lock: tells whom to name when it cannot be taken."""
 DIRECTORY_MODE = 0o755
+
+
+class _Flock(ctypes.Structure):
+    """Linux's `struct flock`."""
+
+    _fields_ = (
+        ("type", ctypes.c_short),
+        ("whence", ctypes.c_short),
+        ("start", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("pid", ctypes.c_int),
+    )
 
 
 class MappedFile:
@@ -93,9 +111,8 @@ class MappedFile:
         """Give the descriptor back and keep the mapping: for a file that takes no more stores."""
         if self._fd >= 0:
             self._data_end = data_end(self._fd, self.size)
-            os.close(self._fd)
-            self._fd = -1
             self._released = True
+            self._close()
 
     @property
     def data_end(self) -> int:
@@ -110,8 +127,11 @@ class MappedFile:
         with contextlib.suppress(BufferError):
             self.map.close()
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # forgotten first: a child forked meanwhile closes what it finds
+        os.close(fd)
 
 
 class OpenFile:
@@ -151,13 +171,17 @@ class OpenFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
 
 class Disk:
     """A directory tree that is read and written for real. Every method may raise `OSError`."""
 
     read_only = False
+
+    def forget(self) -> None:
+        """Drop the changes that are kept in memory only: the files are seen as they are now."""
 
     def make_directory(self, path: Path) -> None:
         """Create a directory with its parents, durably."""
@@ -237,6 +261,10 @@ class Disk:
     def exists(self, path: Path) -> bool:
         return path.exists()
 
+    def blocks_size(self, path: Path) -> int:
+        """Bytes that a file takes on disk."""
+        return _BLOCK_SIZE * os.stat(path).st_blocks
+
     def stamp(self, path: str) -> Stamp:
         """What changes with a file or directory; zeros when there is none."""
         try:
@@ -250,12 +278,26 @@ class Disk:
         os.utime(path)
         return self.stamp(str(path))
 
-    def read(self, path: Path) -> bytes | None:
-        """The whole file, None when it does not exist."""
+    def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
+        """A small file, None when it does not exist; `cut` takes the first `size_max` bytes of a larger one.
+
+        Raises `CorruptData` for what is no regular file, for a larger one, and for one that is mostly a hole.
+        """
         try:
-            return path.read_bytes()
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
         except FileNotFoundError:
             return None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise CorruptData("this is no regular file; remove it", path=str(path))
+            if status.st_size > size_max and not cut:
+                raise CorruptData(f"the file has {status.st_size:,} bytes; the limit is {size_max:,}", path=str(path))
+            size = min(status.st_size, size_max)
+            check_allocated(str(path), status, size)
+            return os.pread(fd, size, 0)
+        finally:
+            os.close(fd)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
@@ -285,36 +327,65 @@ class Disk:
     def lock(self, path: Path) -> Callable[[], None]:
         """Take the store's lock as upstream does (byte 0 of the lock file); returns what releases it.
 
-        Raises `StoreLocked` when another process, or another store object of this one, holds it. (The kernel's lock is
-        the process's, and closing any descriptor of the file drops it: hence the list of what this process holds.)
+        Raises `StoreLocked` when another process, or another store object of this one, holds it.
         """
-        held = os.path.realpath(path)
-        with _held_lock:
-            if held in _held:
-                raise StoreLocked(f"{path.parent} is already open for writing in this process: use that store object")
-            release = self._lock(path)
-            _held.add(held)
+        return _Lock(path).release
 
-        def let_go() -> None:
-            with _held_lock:
-                _held.discard(held)
-                release()
 
-        return let_go
+class _Lock:
+    """A held lock on a store, an open-file-description lock.
 
-    def _lock(self, path: Path) -> Callable[[], None]:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    It excludes Java's locks, which belong to a process. Unlike those it excludes other locks of this process, and does
+    not end when this process closes another descriptor of the file, as whoever copies the directory does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._place = os.path.realpath(path)
+        self._fd = -1
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            self._set(fcntl.F_WRLCK)
         except OSError as error:
-            os.close(fd)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
+            if self._place in _held:
+                raise StoreLocked(
+                    f"{path.parent} is already open for writing in this process: use that store object"
+                ) from None
             raise StoreLocked(
                 f"{path} is locked: the store is open in another process; close it there, or open with mode='r'"
             ) from None
-        os.pwrite(fd, b"lock", 0)
-        return lambda: os.close(fd)
+        os.pwrite(self._fd, b"lock", 0)
+        _held.add(self._place)
+        watch(self, path.parent)
+
+    def _set(self, kind: int) -> None:
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, bytes(_Flock(kind, os.SEEK_SET, 0, 1)))
+
+    def release(self) -> None:
+        """Release it, once, though a child forked meanwhile may hold a descriptor of the same description."""
+        unwatch(self)
+        _held.discard(self._place)
+        if self._fd >= 0:
+            self._set(fcntl.F_UNLCK)
+            self._close()
+
+    def abandon(self) -> Iterable[object]:
+        """In a forked child: the lock is the parent's."""
+        _held.discard(self._place)
+        with contextlib.suppress(OSError):
+            self._close()
+        return ()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def __del__(self) -> None:
+        """When taking it failed, or was interrupted before anybody had it."""
+        if self._fd >= 0:
+            _held.discard(self._place)
+            self._close()
 
 
 class PrivateFile(OpenFile):
@@ -373,6 +444,9 @@ class PrivateDisk(Disk):
         self._differs: set[Path] = set()
         """Directories in which files were created or removed."""
 
+    def forget(self) -> None:
+        self._mapped, self._removed, self._differs = {}, set(), set()
+
     def create_directory(self, path: Path) -> list[Path]:
         return []
 
@@ -425,6 +499,22 @@ class PrivateDisk(Disk):
         return lambda: None
 
 
+def lock_owner(path: Path) -> str | None:
+    """Process id of who holds the store's lock, None when nobody does. The kernel knows it of RocketMQ; a process of
+    ours leaves it in the abort mark."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            asked = bytes(_Flock(fcntl.F_WRLCK, os.SEEK_SET, 0, 1))
+            found = _Flock.from_buffer_copy(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        finally:
+            os.close(fd)
+        if found.type != fcntl.F_UNLCK:
+            mark = path.with_name(ABORT)
+            return str(found.pid) if found.pid > 0 else f"{mark.read_text()[:20]} (by {mark})" if mark.exists() else "?"
+    return None
+
+
 def _map(fd: int, flags: int) -> mmap.mmap:
     """The whole file, mapped over address space that `mmap` has reserved: given the descriptor, it would keep a
     duplicate of it open for as long as the mapping lives."""
@@ -439,18 +529,29 @@ def _map(fd: int, flags: int) -> mmap.mmap:
 
 @contextlib.contextmanager
 def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
-    """Remove the unfinished file after an error, and say what a full disk means."""
+    """Remove the unfinished file after an error or an interrupt, and say what a full disk means."""
     try:
         yield
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
                 "(messages put before are safe)"
             ) from error
         raise
+
+
+def check_allocated(path: str, status: os.stat_result, size: int) -> None:
+    """Raise `CorruptData` when so many bytes of a file cannot be more than a hole: reading them would take memory that
+    nobody paid for with disk. (A file system may compress: that counts as bytes up to a factor.)"""
+    if size > _SPARSE_SIZE_MIN and size > _COMPRESSION_MAX * _BLOCK_SIZE * status.st_blocks:
+        raise CorruptData(
+            f"{size:,} bytes are wanted, but the file has only {_BLOCK_SIZE * status.st_blocks:,} on disk: it is "
+            "sparse; restore it from a copy",
+            path=path,
+        )
 
 
 def data_end(fd: int, size: int) -> int:
@@ -468,5 +569,5 @@ def failed(what: str, error: OSError) -> StoreFailed:
     """The error after a write or flush that must not be tried again (the kernel reports a lost page only once)."""
     return StoreFailed(
         f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is "
-        "safe: close the store, mend the disk and open it again"
+        f"safe: close the store, {next_step(error)}, and open it again"
     )

@@ -23,6 +23,7 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
+from stratalog.layout.record import OFFSETS_END
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
@@ -36,6 +37,9 @@ CHUNK_RECORDS = 1 << 16
 """So few that what kernels read of the records one after the other stays in the cache."""
 NOTES_MAX = 100
 _GAP_UNITS_MAX = 1 << 16
+_FILL_SIZE_MIN, _FILL_PER_LOG_BYTE, _FILE_COST = 256 << 20, 64, 64 << 10
+"""Filler units may take so many bytes on disk, and so many more for each byte of log; a file costs that much at least.
+A queue that begins in the middle takes up to a file of them, so a store of thousands of queues needs a lot."""
 _PASSED_OVER = 2**63 - 1
 """Next offset of a queue that cannot be: kernels take its records for dispatched."""
 
@@ -99,16 +103,24 @@ class Dispatcher:
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_broken_off = False
+        """Whether an error or a signal handler ended a chunk: the table of queues may be ahead of the queues."""
         self.files = queues.files
         self.queues = queues.by_name
         self.queue = queues.get
         self.restored = queues.restored
         self.notes: list[str] = []
+        self.gap_count = 0
+        """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
         self._row_of: dict[tuple[str, int], int] = {}
+        self._from_begin = False
+        """Whether all of the log has been followed, so that the first record of a queue is the first in the log."""
+        self._light_known: dict[int, int] = {}  # by row: newest log offset that a light queue knew from the start
         self._waiting: dict[int, bytearray] = {}  # by row: units that no kernel built, in front of the kernels' own
         self._table = QueueTable()
         self.progress = DispatchProgress()
+        self._filled = self._followed_size = 0
         self._positions = np.empty(CHUNK_RECORDS, np.int64)
         self._sizes = np.empty(CHUNK_RECORDS, np.int32)
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
@@ -118,8 +130,10 @@ class Dispatcher:
     def start_at(self, commit_log_offset: int) -> None:
         """Begin at a record's start, with the queues as they stand."""
         self.progress.offset = commit_log_offset
+        self._from_begin = commit_log_offset <= self._log.first_offset
         self._table = QueueTable()
-        self._by_row, self._row_of = [], {}
+        self._by_row, self._row_of, self._light_known = [], {}, {}
+        self._waiting.clear()
 
     def close(self) -> None:
         """Wait for a dispatch under way; later ones do nothing. The log's mappings may go then."""
@@ -127,22 +141,26 @@ class Dispatcher:
             self._is_closed = True
         self.files.close()
 
-    def snapshot(self) -> tuple[DispatchProgress, Seal]:
-        """How far dispatch is, and what queues and index hold at that point."""
+    def snapshot(self, *, recovering: bool = False) -> tuple[DispatchProgress, Seal]:
+        """How far dispatch is, and what queues and index hold at that point. While the store is being recovered, queues
+        may have units of later records already."""
         with self._lock:
-            counts = [queue.end_offset - queue.first_offset for queue in self.queues.values() if queue.end_offset]
-            items = self.index.item_count if self.index else 0
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
+            queues = [queue for queue in self.queues.values() if queue.end_offset]
+            counts = [queue.unit_count for queue in queues]
+            if recovering:
+                counts = [below for queue in queues if (below := queue.count_below(end))]
+            items = self.index.item_count if self.index else 0
             return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
-    def _register(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def _register(self, topic: str, queue_id: int, queue_offset: int, commit_log_offset: int) -> int:
         """Add a queue to the table, with its first message from here on; one whose name cannot be a directory gets no
         units."""
         queue, kind = None, QueueKind.PLAIN
         if is_topic(topic) and queue_id >= 0:
             queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
-            if isinstance(queue, ConsumeQueue):
-                queue.begin_before(queue_offset)
+            if self._from_begin or not queue.end_offset:
+                queue.begin_before(queue_offset, commit_log_offset)
         else:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
@@ -161,14 +179,12 @@ class Dispatcher:
         with self._lock:
             if self._is_closed:
                 return
-            try:
-                while self.progress.offset < limit:
-                    self._dispatch_chunk(limit)
-            except BaseException:
-                self._waiting.clear()
-                for row, queue in enumerate(self._by_row):  # what was not written is done again
-                    self._table.rows[row][QUEUE_NEXT_OFFSET] = _next_of(queue)
-                raise
+            if self._is_broken_off:  # what was not written is done again; the queues say what was
+                self.start_at(self.progress.offset)
+            self._is_broken_off = True
+            while self.progress.offset < limit:
+                self._dispatch_chunk(limit)
+            self._is_broken_off = False
 
     def skip(self, commit_log_offset: int) -> None:
         """Go on at a later record: what lies between is damaged and was reported."""
@@ -192,13 +208,15 @@ class Dispatcher:
             )
 
     def _take(self, file: MappedFile, count: int, base: int) -> None:
+        self._followed_size += int(self._sizes[:count].sum(dtype=np.int64))
         self._build_units(file, count, base)
         starts = np.zeros(self._table.count + 1, np.int64)
         scatter(self._units, self._rows, count, self._table.count, starts, self._sorted)
         edges = (starts * UNIT.size).tolist()
         units = self._sorted.data
         for row in np.flatnonzero(np.diff(starts)).tolist():
-            self._plain(row).append(units[edges[row] : edges[row + 1]])
+            if self._by_row[row]:
+                self._plain(row).append(units[edges[row] : edges[row + 1]])
         if self.put_keys:
             self.put_keys(file.address, self._positions, count, base)
         last = int(self._positions[count - 1])
@@ -231,7 +249,7 @@ class Dispatcher:
             status = UnitStatus(found)
             if status == UnitStatus.UNKNOWN_QUEUE:
                 record = self._record(file, first)
-                self._register(_topic_of(record), record.queue_id, record.queue_offset)
+                self._register(_topic_of(record), record.queue_id, record.queue_offset, record.commit_log_offset)
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
@@ -261,17 +279,28 @@ class Dispatcher:
             self._table.rows[row][QUEUE_KIND] = kind
 
     def _take_batch(self, row: int, message: Message) -> None:
-        offset = message.commit_log_offset
+        offset, queue = message.commit_log_offset, self._by_row[row]
         if offset < self._table.rows[row][QUEUE_NEXT_OFFSET]:
+            return
+        assert isinstance(queue, BatchQueue)
+        waiting = self._waiting.setdefault(row, bytearray())
+        end, newest = queue.end_offset, queue.next_commit_log_offset
+        if waiting:
+            last = BATCH_UNIT.unpack(waiting, len(waiting) - BATCH_UNIT.size)
+            end, newest = last.base_offset + last.batch_size, last.commit_log_offset
+        ahead = message.queue_offset - end
+        if ahead < 0 or (newest and not may_be_lost(ahead, offset - newest)):
+            self._note(
+                f"log offset {offset:,}: offset {message.queue_offset:,} in {queue.topic}/{queue.queue_id} cannot be, "
+                f"the queue ends at {end:,}; the record is not in that queue"
+            )
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it counts as one message")
-        self._waiting.setdefault(row, bytearray()).extend(
-            BATCH_UNIT.struct.pack(
-                offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
-                message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
-            )
+        waiting += BATCH_UNIT.struct.pack(
+            offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
+            message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
         )  # fmt: skip
         self._table.rows[row][QUEUE_NEXT_OFFSET] = offset + 1
 
@@ -279,7 +308,11 @@ class Dispatcher:
         name, queue_offset = place
         row = self._row_of.get((name, LIGHT_QUEUE_ID))
         if row is None:
-            row = self._register(name, LIGHT_QUEUE_ID, queue_offset)
+            row = self._register(name, LIGHT_QUEUE_ID, queue_offset, commit_log_offset)
+            newest = self._plain(row).last_unit()
+            self._light_known[row] = newest[0] if newest else -1
+        if commit_log_offset <= self._light_known.get(row, -1):
+            return  # though its place is another than its offset, see `layout.light`
         next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
         waiting = self._waiting.setdefault(row, bytearray())
         known = self._plain(row).end_offset + len(waiting) // UNIT.size
@@ -297,6 +330,9 @@ class Dispatcher:
 
         False, and nothing of that, for an offset so far ahead that no lost messages explain it.
         """
+        if self._by_row[row] is None:
+            self._table.rows[row][QUEUE_NEXT_OFFSET] = _PASSED_OVER
+            return False
         queue = self._plain(row)
         self._write_waiting(row)
         if self._table.rows[row][QUEUE_NEXT_OFFSET] > queue.end_offset:
@@ -305,13 +341,15 @@ class Dispatcher:
             self._rows[mine] = -1
         newest = queue.last_unit()
         lost_size = commit_log_offset - (newest[0] if newest else 0)
-        if newest and not may_be_lost(queue_offset - queue.end_offset, lost_size):
+        is_near = not newest or may_be_lost(queue_offset - queue.end_offset, lost_size)
+        if not is_near or not self._may_fill(queue, queue_offset):
             self._note(
                 f"log offset {commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
                 f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
             )
             return False
         if queue_offset > queue.end_offset:
+            self.gap_count += 1
             # Where the log is there from its beginning, what it does not have was lost, not removed. (A delayed message
             # is not led to before its turn: it would be delivered then.)
             is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
@@ -319,6 +357,17 @@ class Dispatcher:
             size = self._log.message(commit_log_offset).store_size
             queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
+        return True
+
+    def _may_fill(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Whether the filler units before an offset are in proportion to the log, all queues together."""
+        units_per_file = queue.file_size // UNIT.size
+        count = queue_offset - queue.end_offset if queue.end_offset else queue_offset % units_per_file
+        cost = max(count * UNIT.size, -(-count // units_per_file) * _FILE_COST)
+        cost_max = _FILL_SIZE_MIN + _FILL_PER_LOG_BYTE * self._followed_size
+        if queue_offset >= OFFSETS_END // UNIT.size or self._filled + cost > cost_max:
+            return False
+        self._filled += cost
         return True
 
     def _plain(self, row: int) -> ConsumeQueue:

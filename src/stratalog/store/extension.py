@@ -128,8 +128,8 @@ class ExtendedQueue(ConsumeQueue):
         self._extends = extends
         self._extension = ExtensionFiles(root, topic, queue_id, files, disk, file_size=extension_file_size)
 
-    def load(self) -> None:
-        super().load()
+    def load(self, *, only_newest_file: bool = False) -> None:
+        super().load(only_newest_file=only_newest_file)
         self._load_extension()
 
     def restore(self, starts: list[int], end_offset: int, newest: tuple[int, int, int]) -> None:
@@ -178,8 +178,8 @@ class ExtendedQueue(ConsumeQueue):
         is_address = (codes <= EXTENSION_ADDRESS_MAX) & (units["size"] != FILLER_SIZE)
         return codes[np.flatnonzero(is_address)]
 
-    def truncate(self, commit_log_offset: int) -> None:
-        super().truncate(commit_log_offset)
+    def _end_at(self, queue_offset: int) -> None:
+        super()._end_at(queue_offset)
         self._settle()
         self._extension.cut()
 
@@ -206,12 +206,28 @@ class ExtendedQueue(ConsumeQueue):
         """Units [first, first + count) with the tags codes that addresses stand for. Raises `CorruptData`."""
         units = np.frombuffer(self.units(first, count), UNIT.dtype).copy()
         for number in np.flatnonzero(units["tags_code"] <= EXTENSION_ADDRESS_MAX).tolist():
-            units["tags_code"][number] = self._extension.read(int(units["tags_code"][number])).tags_code
+            try:
+                units["tags_code"][number] = self._extension.read(int(units["tags_code"][number])).tags_code
+            except CorruptData as error:
+                error.next_offset = first + number + 1
+                raise
         return units.tobytes()
 
     def extension(self, tags_code: int) -> Extension | None:
         """What a unit's tags code stands for; None when it is no address. Raises `CorruptData` if nothing is there."""
         return self._extension.read(tags_code) if is_extension_address(tags_code) else None
+
+
+def count_bitmaps(file: bytes) -> int:
+    """Extension units with filter bits in a file, up to its end or to damage."""
+    count = position = 0
+    while position + _SIZE <= len(file):
+        unit = EXTENSION_UNIT.unpack(file, position)
+        if unit.size < _SIZE:
+            break
+        count += unit.bitmap_size > 0
+        position += unit.size
+    return count
 
 
 def lacks_extension(queue: ConsumeQueue | BatchQueue) -> bool:

@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import Context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import coroutine
 
 from stratalog.errors import StoreFailed
 from stratalog.layout.properties import WAIT, find_property
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
+from stratalog.store.worker import Worker
 
 _TOLD_AT_ONCE = 128
 _PAGE_SIZE = 4096
@@ -25,40 +26,32 @@ _WAIT = WAIT.encode()
 
 
 class GroupCommit:
-    """Waits until the log is durable up to an offset. Any thread may call `wait`."""
+    """Waits until the log is durable up to an offset. Any thread may call `wait`.
+
+    The leader holds the lock `_newest` during its flush, and followers wait on that lock. It is a new one for each
+    flush: the next leader does not wait until all followers have passed it. Every lock is held by a `with` only, so
+    that none stays held whatever a signal handler raises.
+    """
 
     def __init__(self, log: CommitLog) -> None:
         self.log = log
         self._lead = threading.Lock()
-        self._followers: deque[threading.Lock] = deque()
+        self._newest = threading.Lock()
 
     def wait(self, offset: int) -> None:
         """Return when every byte below `offset` is durable. Raises `StoreFailed` when the flush failed."""
         log = self.log
         while log.durable_offset < offset:
-            if self._lead.acquire(blocking=False):
-                self._flush()
-            else:
-                self._follow()
-
-    def _flush(self) -> None:
-        """For all who wait by now; called by who leads."""
-        try:
-            self.log.sync()
-        finally:  # also on KeyboardInterrupt: somebody else takes the lead, nobody hangs
-            self._lead.release()
-            while self._followers:
-                self._followers.popleft().release()
-
-    def _follow(self) -> None:
-        """Wait until the flush under way is over."""
-        latch = threading.Lock()
-        latch.acquire()
-        self._followers.append(latch)
-        if self._lead.acquire(blocking=False):  # it is over, and its leader may have missed this one
-            self._flush()
-        else:
-            latch.acquire()
+            newest = self._newest
+            if newest.locked():
+                with newest:  # until the flush under way is over
+                    continue
+            with self._lead:
+                if log.durable_offset < offset:
+                    newest = threading.Lock()
+                    with newest:
+                        self._newest = newest
+                        log.sync()
 
 
 class LoopCommit:
@@ -71,10 +64,12 @@ class LoopCommit:
     def __init__(self, commit: GroupCommit) -> None:
         self._commit = commit
         self._here = threading.local()
-        self._asked: SimpleQueue[_Waiters | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[_Waiters, int] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="stratalog-flush", daemon=True)
+        self._thread = Worker("stratalog-flush", self._run)
+
+    def start(self) -> None:
         self._thread.start()
 
     @coroutine
@@ -86,18 +81,19 @@ class LoopCommit:
             waiters = self._here.waiters = _Waiters(loop, self._commit.log, self.ask)
         waiter = _Waiter(loop, offset)
         waiters.pending.append(waiter)
-        if not waiters.has_asked:
-            waiters.has_asked = True
+        if waiters.asked <= waiters.answered:
             self.ask(waiters)
         yield waiter
 
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
+        number = waiters.answered + 1
         with self._lock:  # nobody asks a thread that has gone
             if not self._is_stopped:
-                self._asked.put(waiters)
+                self._asked.put((waiters, number))
+                waiters.asked = number  # last: if a signal handler raises before, the next waiter asks again
                 return
-        self._flush_for([waiters])
+        self._flush_for([(waiters, number)])
 
     def _run(self) -> None:
         is_stopped = False
@@ -105,15 +101,16 @@ class LoopCommit:
             asked = [self._asked.get()]
             asked += [self._asked.get() for _ in range(self._asked.qsize())]  # this thread alone takes
             is_stopped = None in asked
-            self._flush_for([waiters for waiters in asked if waiters])
+            self._flush_for([one for one in asked if one])
 
-    def _flush_for(self, asked: "list[_Waiters]") -> None:
+    def _flush_for(self, asked: "list[tuple[_Waiters, int]]") -> None:
         failure: Exception | None = None
         try:
             self._commit.wait(self._commit.log.end_offset)
         except Exception as error:  # noqa: BLE001 - top of the thread: every waiter gets the reason
             failure = error
-        for waiters in asked:
+        for waiters, number in asked:
+            waiters.answered = number
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
                 waiters.loop.call_soon_threadsafe(waiters.flushed, failure)
 
@@ -122,7 +119,7 @@ class LoopCommit:
         with self._lock:
             self._is_stopped = True
             self._asked.put(None)
-        self._thread.join()
+        self._thread.end()
 
 
 class _Waiter:
@@ -160,21 +157,26 @@ class _Waiter:
 
 
 class _Waiters:
-    """Who waits in one event loop, in the order of the log. Touched in the loop's thread only."""
+    """Who waits in one event loop, in the order of the log. Touched in the loop's thread only, but for `answered`.
 
-    __slots__ = ("_ask", "_log", "has_asked", "loop", "pending")
+    `asked` is the number of the newest flush that was asked for, `answered` that of the newest one that is over. The
+    flush thread counts it, not the callback, which a signal handler's exception may drop. An answer may come before
+    `asked` says that there was a question.
+    """
+
+    __slots__ = ("_ask", "_log", "answered", "asked", "loop", "pending")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: CommitLog, ask: Callable[["_Waiters"], None]) -> None:
         self.loop = loop
         self._log = log
         self._ask = ask
         self.pending: deque[_Waiter] = deque()
-        self.has_asked = False
+        self.asked = self.answered = 0
 
     def flushed(self, failure: Exception | None) -> None:
         """After a flush: let another begin for those who came meanwhile, and tell whom this one covered."""
-        self.has_asked = bool(self.pending) and self.pending[-1].offset > self._log.durable_offset and not failure
-        if self.has_asked:
+        is_behind = bool(self.pending) and self.pending[-1].offset > self._log.durable_offset
+        if is_behind and not failure and self.asked <= self.answered:
             self._ask(self)
         self._tell(failure)
 
@@ -189,29 +191,32 @@ class _Waiters:
             waiter = pending[0]
             if waiter.offset > durable and not failure:
                 return
-            pending.popleft()
+            del pending[0]  # no call: a signal handler does not run before the task does
             if waiter.wake:
                 waiter.failure = failure if waiter.offset > durable else None
                 waiter.context.run(waiter.wake, waiter)
 
 
 class TimedFlush:
-    """When an async flush is due (FlushRealTimeService): with enough dirty pages, or after long enough."""
+    """When an async flush is due (FlushRealTimeService): with enough dirty pages, or after long enough. Each thread
+    that flushes has its own."""
 
     def __init__(self, log: CommitLog, *, least_pages: int, thorough_interval_ms: int, clock_ns: ClockNs) -> None:
         self._log = log
         self._least_pages = least_pages
         self._thorough_interval_ns = thorough_interval_ms * 1_000_000
         self._clock_ns = clock_ns
-        self._thorough_ns = clock_ns()
+        self._flushed_ns = clock_ns()
 
     def is_due(self) -> bool:
-        """Whether to flush now. The answer yes for the time that passed starts that time again."""
-        now = self._clock_ns()
-        if not 0 <= now - self._thorough_ns < self._thorough_interval_ns:
-            self._thorough_ns = now
+        """Whether to flush now. A clock that was set back does not put a flush off."""
+        if not 0 <= self._clock_ns() - self._flushed_ns < self._thorough_interval_ns:
             return True
         return self._log.end_offset // _PAGE_SIZE - self._log.durable_offset // _PAGE_SIZE >= self._least_pages
+
+    def restart(self) -> None:
+        """The interval begins again, with a flush."""
+        self._flushed_ns = self._clock_ns()
 
 
 def is_wait(value: str | None) -> bool:
@@ -237,21 +242,25 @@ class Periodic:
         self._work = work
         self._woken = woken
         self._interval = interval_ms / 1000
-        self._wake = threading.Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # not an Event, whose lock a signal handler can leave held
         self._is_closed = False
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Worker(name, self._run)
+
+    def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
         """Any thread may call it; costs a microsecond."""
-        self._wake.set()
+        self._wakes.put(None)
 
     def _run(self) -> None:
         due = time.monotonic() + self._interval
         while True:
-            self._wake.wait(max(0.0, due - time.monotonic()))
-            self._wake.clear()
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=max(0.0, due - time.monotonic()))
+                while True:
+                    self._wakes.get_nowait()
             if self._is_closed:
                 return
             try:
@@ -268,5 +277,5 @@ class Periodic:
 
     def close(self) -> None:
         self._is_closed = True
-        self._wake.set()
-        self._thread.join()
+        self._wakes.put(None)
+        self._thread.end()

@@ -25,6 +25,7 @@ from stratalog.layout.index import (
     slots_position,
 )
 from stratalog.layout.javahash import index_key_hash, string_hash
+from stratalog.layout.message import PROPERTIES_SIZE_MAX
 from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 from stratalog.store.index_bulk import BulkItems
@@ -33,6 +34,13 @@ HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
 _HITS_AT_FIRST = 64
 _SPLITS_TRIED_MAX = 100_000
+_FILE_SIZE_MAX = 2**31 - 1
+"""RocketMQ counts an index file's bytes in an int; nobody wrote a larger one."""
+_KEYS_OF_RECORD_MAX = PROPERTIES_SIZE_MAX // 2 + 2
+"""A key takes a character and a space; beside those of KEYS there are the unique key and the tags."""
+_SLOTS_PIECE = 1 << 20
+_HOLE_SIZE_MAX, _HOLE_PER_BYTE = 1 << 29, 64
+"""RocketMQ's files are sparse until they are full, but not over so many bytes before the last one written."""
 _BULK_RECORDS = 1 << 10
 """To enter and leave a file in bulk takes as long as to index some hundred thousand records: where only the last few of
 a chunk are not indexed, it is not worth it."""
@@ -96,10 +104,13 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
     file's size into slots and items, RocketMQ's ratio is tried first. None without such a file, or when none fits.
     """
     for name, size in disk.files(directory).items():
-        if is_index_name(name) and size > HEADER.size:
+        if is_index_name(name) and HEADER.size < size <= _FILE_SIZE_MAX:
             mapped = disk.map(directory / name)
             try:
-                slot_count = _slot_count(mapped, IndexFile.header_of(mapped))
+                most = max(_HOLE_SIZE_MAX, _HOLE_PER_BYTE * disk.blocks_size(mapped.path))
+                slot_count = (
+                    None if min(size, mapped.data_end) > most else _slot_count(mapped, IndexFile.header_of(mapped))
+                )
             finally:
                 if not disk.read_only:
                     mapped.close()
@@ -166,6 +177,10 @@ class Index:
         self._lock = threading.Lock()
         self._keeping = threading.Lock()
         self._kept = 0
+        self._is_broken_off = False
+        """Whether an error or a signal handler ended a put: items may be there that `resume_offset` does not tell."""
+        self._created: Path | None = None
+        """A file that was begun and is not among `files`."""
 
     def load(self, end_offset: int, *, clean: bool) -> None:
         """Map the files that know records below the log's end only.
@@ -197,9 +212,8 @@ class Index:
                 break
             self.files.append(file)
         self.is_complete = self.is_complete and bool(self.files) and clean  # an opening may have ended at removing
+        self._resume_at_end()
         if self.files:
-            self.resume_offset = self.files[-1].end_commit_log_offset
-            self.resume_key = self._keys_at_end()
             self.flushed_timestamp = max(file.end_timestamp for file in self.files)
             for file in self.files[:-1]:
                 file.mapped.release()
@@ -228,7 +242,11 @@ class Index:
         if used < 0:
             return False
         file.header[_USED_SLOTS] = used
-        file.mapped.write(slots_position(), slots)
+        view = file.mapped.view[slots_position() : slots_position() + slots.size]
+        for begin in range(0, slots.size, _SLOTS_PIECE):  # a sparse file stays one
+            piece = slots[begin : begin + _SLOTS_PIECE]
+            if piece.any() or view[begin : begin + _SLOTS_PIECE].any():
+                file.mapped.write(slots_position() + begin, piece)
         return True
 
     def _remove_from(self, name: str) -> None:
@@ -241,7 +259,7 @@ class Index:
         while it fills the later ones."""
         count = 0
         for file in reversed(self.files):
-            for offset in reversed(self.items(file)["commit_log_offset"]):
+            for offset in reversed(self.items(file)["commit_log_offset"][-_KEYS_OF_RECORD_MAX:]):
                 if offset != self.resume_offset:
                     return count
                 count += 1
@@ -281,7 +299,17 @@ class Index:
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """Index scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
         with self._lock:
+            if self._is_broken_off:
+                self._resume_at_end()
+            self._is_broken_off = True
             self._put_all(address, positions, count, base_offset)
+            self._is_broken_off = False
+
+    def _resume_at_end(self) -> None:
+        """Go on after the items that are there."""
+        if self.files:
+            self.resume_offset = self.files[-1].end_commit_log_offset
+            self.resume_key = self._keys_at_end()
 
     def _put_all(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         if not self.files:
@@ -336,17 +364,19 @@ class Index:
     def _create(self) -> None:
         """Start a new file. In memory its header begins with the end of the one before, as upstream's does."""
         self._disk.make_directory(self.directory)
+        if self._created:
+            self._disk.remove(self._created)
         moment = self._clock_ns() // 1_000_000
         if self.files:  # names are in order, though the clock went back
             moment = max(moment, index_created_ms(self.files[-1].mapped.path.name, self._zone) + 1)
         while self._disk.exists(self.directory / index_name(moment, self._zone)):
             moment += 1
-        path = self.directory / index_name(moment, self._zone)
+        path = self._created = self.directory / index_name(moment, self._zone)
         self._disk.allocate(path, self._file_size)
         last = self.files[-1].header if self.files else np.zeros(len(HEADER.fields), np.int64)
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)
-        self.files.append(IndexFile(self._disk.map(path), header))
-        self._kept = 0
+        file, count = IndexFile(self._disk.map(path), header), len(self.files)
+        self.files[count:], self._created, self._kept = [file], None, 0  # no call between
 
     def offsets(self, topic: str, key: str, *, begin: int, end: int, loose: bool = False) -> Iterator[int]:
         """Log offsets of records that may carry the key and were stored in [begin, end] ms, newest first. With `loose`

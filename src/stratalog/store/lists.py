@@ -33,7 +33,7 @@ from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
 from stratalog.store.receipts import Receipts
-from stratalog.store.record_put import Receipt, check_born_timestamp, check_stored, checked_record
+from stratalog.store.record_put import Receipt, check_stored, checked_record
 from stratalog.store.special_put import special_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ListWriter:
         born: "array[int] | None",
         born_host: Host | None,
     ) -> Receipts:
-        """Append the list in one piece. Raises `IllegalMessage`, `DiskFull`, `StoreFailed`; nothing is written then."""
+        """Append the list in one piece. Raises what `Queue.put_many` raises; nothing is written then."""
         queue, log, count = self._queue, store.log, len(body_offsets) - 1
         if count > self._rows_queue.size:
             self._rows_queue = np.zeros(2 * count, np.int32)
@@ -79,6 +79,7 @@ class ListWriter:
         total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
         position = log.position_for(total)
         start, now = log.end_offset, store.clock_ns() // 1_000_000
+        log.begin_write()
         done, written, status = encode_batch(
             log.files[-1].address + position, log.file_size - position, 0, count, body_offsets.buffer_info()[0],
             bodies.address, self._columns, self._rows_queue, self._table, flags.buffer_info()[0] if flags else 0,
@@ -86,7 +87,7 @@ class ListWriter:
             store.settings.max_message_size,
         )  # fmt: skip
         if status != EncodeStatus.DONE:
-            log.map[position : position + written] = bytes(written)
+            log.settle()
             body_size = body_offsets[done + 1] - body_offsets[done]
             properties_size = properties_offsets[done + 1] - properties_offsets[done]
             raise IllegalMessage(
@@ -95,8 +96,7 @@ class ListWriter:
             )
         if store.settings.enabled_append_prop_crc:
             seal_records(log.files[-1].address + position, log.files[-1].address + position + written)
-        queue.next_offset = queue_offset + count
-        log.end_offset = start + written
+        log.commit(start + written, queue.advanced(count))
         sizes = np.frombuffer(body_offsets, np.int32) + np.frombuffer(properties_offsets, np.int32)
         ends = sizes[1:] + np.arange(1, count + 1, dtype=np.int32) * queue.fixed_size
         return Receipts(queue, queue_offset, start, now, ends.astype(np.int32).tobytes())
@@ -105,18 +105,17 @@ class ListWriter:
 def put_list(
     store: "MessageStore",
     queue: Queue,
-    bodies: Sequence[bytes],
-    properties: bytes | Sequence[bytes],
-    flags: Sequence[int] | None,
+    bodies: list[bytes],
+    properties: bytes | list[bytes],
+    flags: list[int] | None,
     born_timestamp: int,
     born_host: Host | None,
 ) -> Sequence[Receipt]:
-    """See `Queue.put_many`."""
+    """See `Queue.put_many`; takes what its checks return."""
     count = len(bodies)
     texts = [properties] * count if isinstance(properties, bytes) else properties
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
-    check_born_timestamp(born_timestamp)
     if not count:
         return []
     if isinstance(properties, bytes):
@@ -134,10 +133,6 @@ def put_list(
         properties_offsets = array("i", accumulate(map(len, texts), initial=0))
     except OverflowError:
         raise IllegalMessage("a list of more than 2 GiB: put it in pieces; nothing was written") from None
-    try:
-        packed_flags = array("i", flags) if flags is not None else None
-    except OverflowError:
-        raise IllegalMessage("flags: each must fit 32 bits; nothing was written") from None
     total = queue.fixed_size * count + body_offsets[count] + properties_offsets[count]
     one_piece = total + BLANK.size <= store.log.file_size
     if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece or queue.needs_more(stored):
@@ -147,7 +142,7 @@ def put_list(
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
         return writer.write(
             store, joined, body_offsets, pa.py_buffer(stored), properties_offsets,
-            flags=packed_flags,
+            flags=array("i", flags) if flags is not None else None,
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,
         )  # fmt: skip
@@ -156,9 +151,9 @@ def put_list(
 def _put_one_by_one(
     store: "MessageStore",
     queue: Queue,
-    bodies: Sequence[bytes],
-    texts: Sequence[bytes],
-    flags: Sequence[int] | None,
+    bodies: list[bytes],
+    texts: list[bytes],
+    flags: list[int] | None,
     born_timestamp: int,
     born_host: Host | None,
 ) -> list[Receipt]:

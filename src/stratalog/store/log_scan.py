@@ -215,6 +215,9 @@ class LogScan:
             _check_not_cut(log, file, position)
             found.torn_size = _written_size(file, position)
             return None
+        _, now = self._walk_file(offset)
+        if now.record_count or closes_file(file, position):  # a writer was about to put it when the walk came by
+            return offset
         found.quarantined.append(Damage(offset, following, status.name))
         return following
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import ConfigurationError, IllegalMessage
+from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.kernels import lookup as native
 from stratalog.kernels.aside import ready_or_started
 from stratalog.store.commit_log import CommitLog
@@ -17,8 +17,6 @@ from stratalog.store.index_file import Index, IndexFile
 from stratalog.store.message import Message
 from stratalog.store.reading import borrowed, record_at
 
-TIME_MAX = 2**63 - 1
-_TIME_MIN = -(2**62)
 _INDEX_STEP_MS = 1000
 """The index knows seconds only: a message may be this much younger than its item says."""
 _KEYS_AT_ONCE = 512
@@ -50,6 +48,22 @@ class _Table:
         )  # fmt: skip
 
 
+class Hits(list[Message]):
+    """The messages that a query found, oldest first. `more`: there are older ones, which its limit left out."""
+
+    def __init__(self, messages: Iterable[Message] = (), *, more: bool = False) -> None:
+        super().__init__(messages)
+        self.more = more
+
+
+class HitsByKey(dict[str, list[Message]]):
+    """The messages that a query found for each key. `more`: the keys that have older ones, which its limit left out."""
+
+    def __init__(self, hits: Iterable[tuple[str, list[Message]]], *, more: frozenset[str]) -> None:
+        super().__init__(hits)
+        self.more = more
+
+
 class Lookup:
     """Finds the messages of a topic by key or unique key. Any thread may ask."""
 
@@ -62,26 +76,36 @@ class Lookup:
         """Let go of the mappings."""
         self._known = None
 
-    def messages(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> list[list[Message]]:
-        """For each key the newest `limit` messages that carry it and were stored in [begin, end] ms, oldest first.
+    def messages(
+        self, topic: str, keys: list[str], *, begin: int, end: int, limit: int
+    ) -> tuple[list[list[Message]], list[int]]:
+        """For each key the newest `limit` messages that carry it and were stored in [begin, end] ms, oldest first; and
+        the numbers of the keys that have more.
 
         Raises `ConfigurationError` without an index, `CorruptData` where a record of a key is damaged.
         """
         if self._index is None:
             raise _no_index()
-        if limit <= 0:
-            return [[] for _ in keys]
-        begin, end, limit = max(begin, _TIME_MIN), min(end, TIME_MAX), min(limit, TIME_MAX)
         found: list[list[Message]] = []
+        cut: list[int] = []
         while len(found) < len(keys):
             if ready_or_started():
-                self._add_natively(topic, keys, found, begin, end, limit)
+                self._add_natively(topic, keys, found, begin, end, limit + 1)
             if len(found) < len(keys):  # what the native look-up leaves over
-                found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))
+                hits, is_cut = self._by_candidates(topic, keys[len(found)], begin, end, limit)
+                cut += [len(found)] * is_cut
+                found.append(hits)
         for number, hits in enumerate(found):
-            if len(hits) > 1:
-                found[number] = _in_order(hits)
-        return found
+            if len(hits) > 1 or not limit:
+                found[number] = ordered = _in_order(hits)
+                if len(ordered) > limit:
+                    found[number], is_cut = ordered[1:], True
+                elif len(hits) > limit:  # the index had one twice: whether there are more is open
+                    found[number], is_cut = self._by_candidates(topic, keys[number], begin, end, limit)
+                else:
+                    continue
+                cut += [number] * is_cut
+        return found, cut
 
     def _add_natively(
         self, topic: str, keys: list[str], found: list[list[Message]], begin: int, end: int, limit: int
@@ -90,10 +114,11 @@ class Lookup:
         while first < len(keys):
             last = min(first + _KEYS_AT_ONCE, len(keys))
             table = self._table()
-            done = find(topic, keys, first, last, begin, end, limit, log.end_offset, table.address, found)
-            if done < 0:
-                record_at(log, -1 - done)  # raises
-            if done < last:
+            try:
+                done = find(topic, keys, first, last, begin, end, limit, log.end_offset, table.address, found)
+            except UnicodeEncodeError:  # no topic has such a name
+                return
+            if done < last:  # or damage, which the other way tells
                 return
             first = last
 
@@ -114,21 +139,31 @@ class Lookup:
             known = self._known = _Table(table, table.ctypes.data, log_files, index_files, tuple(views))
         return known
 
-    def _by_candidates(self, topic: str, key: str, begin: int, end: int, limit: int) -> list[Message]:
-        """The same for one key in Python, newest first."""
-        if not isinstance(key, str):
-            raise IllegalMessage(f"key {key!r} is no text")
+    def _by_candidates(self, topic: str, key: str, begin: int, end: int, limit: int) -> tuple[list[Message], bool]:
+        """The same for one key in Python, and whether it has more."""
+        return self.accepted(topic, key, begin=begin, end=end, limit=limit, accept=lambda message: True)
+
+    def accepted(
+        self, topic: str, key: str, *, begin: int, end: int, limit: int, accept: Callable[[Message], bool]
+    ) -> tuple[list[Message], bool]:
+        """The newest `limit` of the messages with a key that are accepted, oldest first; and whether there are more, or
+        damage where they would be."""
         hits: list[Message] = []
         for offset in self.candidates(topic, key, begin=begin - _INDEX_STEP_MS, end=end):
             if not self._log.first_offset <= offset < self._log.end_offset:
                 continue  # the record has gone by retention, its index item not yet
-            message = record_at(self._log, offset)
+            try:
+                message = record_at(self._log, offset)
+            except CorruptData:
+                if len(hits) < limit:
+                    raise
+                return _in_order(hits), True
             carries = message.topic == topic and (key in message.keys or (key and key == message.unique_key))
-            if carries and begin <= message.store_timestamp <= end:
-                hits.append(message)
+            if carries and begin <= message.store_timestamp <= end and accept(message):
                 if len(hits) == limit:
-                    break
-        return hits
+                    return _in_order(hits), True
+                hits.append(message)
+        return _in_order(hits), False
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""

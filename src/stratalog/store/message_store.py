@@ -1,43 +1,67 @@
 """The store: what `stratalog.open` returns."""
 
 import contextlib
-import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, DiskFull, IllegalMessage, StoreFailed, StratalogError
+from stratalog.errors import (
+    ConfigurationError,
+    CorruptData,
+    DiskFull,
+    IllegalMessage,
+    StoreClosed,
+    StoreFailed,
+    StoreReadOnly,
+    StoreUnavailable,
+    StratalogError,
+)
 from stratalog.kernels import put as native_put
 from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.put_words import StoreWords
 from stratalog.layout import names
-from stratalog.layout.light import is_light_name
+from stratalog.layout.light import is_light, is_light_name
 from stratalog.layout.message import Host
 from stratalog.layout.properties import WAIT
+from stratalog.store.arguments import (
+    TIME_MAX,
+    Moment,
+    exact_int,
+    exact_properties,
+    exact_text,
+    query_range,
+    text_list,
+)
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
-from stratalog.store.disk import ClockNs, Disk, Stamp, failed
+from stratalog.store.disk import ClockNs, Disk, Stamp, failed, lock_owner
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
+from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
-from stratalog.store.lookup import TIME_MAX, Lookup
+from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
+from stratalog.store.os_errors import FULL, SHORTAGES, refusal
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
-from stratalog.store.record_put import Receipt, check_queue
+from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
+from stratalog.store.sizes import note_sizes
 from stratalog.store.snapshot import load_queues, store_snapshot
+from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_logger = logging.getLogger("stratalog")
 _KEEPS_PER_INDEX_HEADER = 15
 """The index is made durable with every so manieth checkpoint: its slots are dirty all over after a second."""
 
@@ -57,8 +81,11 @@ class MessageStore:
         self.shapes: dict[tuple[Any, ...], Any] = {}
         self._disk = disk
         self._closed = False
+        self._is_released = False
+        self._closing = threading.RLock()
         self._checkpointed = -1
         self._keeps = 0
+        self._keeping = threading.Lock()  # one checkpoint at a time
         self.derived_failure: StoreFailed | None = None
         self._release: Callable[[], None] | None = None
         self._queues: dict[tuple[str, int], Queue] = {}
@@ -66,13 +93,15 @@ class MessageStore:
         self._awaiting: list[Queue] = []
         self._queues_lock = threading.Lock()
         self._futures: LoopCommit | None = None
-        self._threads: list[Periodic] = []
+        self._threads: list[Periodic | LoopCommit] = []
         self.topic_table = Topics(root, disk)
         self.log = CommitLog(root / names.COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
         self.commit = GroupCommit(self.log)
-        self._timed_flush = TimedFlush(
-            self.log, least_pages=settings.flush_commit_log_least_pages,
-            thorough_interval_ms=settings.flush_commit_log_thorough_interval, clock_ns=clock_ns,
+        self._log_flush, self._keep_flush = (  # one for each of two threads
+            TimedFlush(
+                self.log, least_pages=settings.flush_commit_log_least_pages,
+                thorough_interval_ms=settings.flush_commit_log_thorough_interval, clock_ns=clock_ns,
+            ) for _ in range(2)
         )  # fmt: skip
         self.index: Index | None = None
         if settings.message_index_enable:
@@ -86,44 +115,57 @@ class MessageStore:
         )  # fmt: skip
         self._lookup = Lookup(self.log, self.index)
         self.recovery = Recovery(clean=True)
+        self._damage_warning = ""
+        self.fresh_view: Callable[[], MessageStore] = lambda: self
+        """Opens it again, read-only and without its index: what another process wrote can be read there."""
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
     def open(self, progress: Callable[[Progress], None] | None = None) -> None:
-        """Take the lock, recover, and start the threads; called once, by `stratalog.open`."""
+        """Take the lock, recover, and start the threads; called once, by `stratalog.open`, which calls `release` when
+        this raises."""
+        watch(self, self.root)
         last_locked = self._disk.stamp(str(self.root / names.LOCK))
         if not self._disk.read_only:
             self._disk.make_directory(self.root / names.COMMIT_LOG)
             self._release = self._disk.lock(self.root / names.LOCK)
-        try:
-            self._load(last_locked, progress)
-        except BaseException:
-            self._let_go()
-            raise
+        self._load(last_locked, progress)
+        if not self.log.files and not self._disk.read_only:
+            note_sizes(self.settings, self.root, self._disk)
 
     def _load(self, last_locked: Stamp, progress: Callable[[Progress], None] | None) -> None:
         clean = not self._disk.exists(self.root / names.ABORT)
+        checkpoint = Checkpoint.load(self.root, self._disk)  # first: beside a writer it must not be ahead of the log
         self.log.load()
+        beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
+        self.queue_set.beside_writer = beside_writer
         self.queue_set.load()
-        checkpoint = Checkpoint.load(self.root, self._disk)
         believed = last_locked if clean else None
-        untouched = load_queues(self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=believed)
+        untouched, damages = load_queues(
+            self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=believed
+        )
         if not self._disk.read_only:
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
             if not clean:  # the crash may have been between a file's creation and the flush of its name
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
         self.recovery = recover(
             self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
-            meter=Meter(progress, self.clock_ns) if progress else None, keep=self._keep,
-            disown=lambda: self._disown(checkpoint.seal),
+            meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
+            disown=lambda: self._disown(checkpoint.seal), beside_writer=beside_writer,
         )  # fmt: skip
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
+        earlier = [damage for damage in damages if damage.begin < self.recovery.scanned_from]
+        self.recovery.quarantined = earlier + [one for one in self.recovery.quarantined if one not in earlier]
         if self._disk.read_only:
             self.log.durable_offset = self.log.end_offset
-            self.log.fail(StoreFailed(f"{self.root} is open for reading only; open it with mode='w' to put"))
+            self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return
+        self.recovery.warn_of_damage(self.root)
+        if self.recovery.warning:
+            _logger.warning("%s", self.recovery.warning)
+            self._damage_warning = self.recovery.warning
         if is_long(self.recovery.scanned_from, self.recovery.end_offset) and not self.recovery.rebuilt:
             self._flush_log()  # what was built of it waits for dispatch's first turn: the old checkpoint still holds
         else:
@@ -132,38 +174,49 @@ class MessageStore:
             "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due, woken=self.dispatch
         )  # fmt: skip
         self.log.on_step = dispatching.wake
-        self._threads = [
-            dispatching, Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_when_due)
-        ]  # fmt: skip
+        flushing = Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_when_due)
+        self._threads += dispatching, flushing
+        for thread in (dispatching, flushing):
+            thread.start()
 
     def close(self) -> None:
         """Make everything durable, store the checkpoint, mark the stop as clean and let go of the lock.
 
-        After a failed flush the stop is not marked as clean, so that the next open checks what is on disk.
+        After a failed flush the stop is not marked as clean, so that the next open checks what is on disk; nor is it
+        when a signal handler raises meanwhile. Call it again then: it does what is left.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self.log.stop(StoreFailed(f"{self.root} is closed; open it again"))
+        with self._closing:
+            self._closed = True
+            try:
+                if not self._is_released:
+                    self._stop()
+            except OSError as error:
+                raise self._reason(error) from error
+            finally:
+                self.release()
+
+    def _stop(self) -> None:
+        self.log.stop(StoreClosed(self._closed_text))
         for thread in self._threads:
             thread.close()
-        if self._futures:
-            self._futures.close()
-        try:
-            if not self._disk.read_only and not self.log.failure:
-                self._flush_log()
-                self.dispatch()
-                self._keep(closing=True)
-                store_snapshot(self.root, self._disk, self._dispatcher, self.log, self._dispatcher.snapshot()[1])
-                self._disk.remove(self.root / names.ABORT)
-        except OSError as error:
-            raise self._reason(error) from error
-        finally:
-            self._let_go()
+        if not self._disk.read_only and not self.log.failure:
+            self._flush_log()
+            self.dispatch()
+            self._keep(closing=True)
+            note_sizes(self.settings, self.root, self._disk)
+            self._warn_of_puts()
+            seal, damages = self._dispatcher.snapshot()[1], self.recovery.quarantined
+            store_snapshot(self.root, self._disk, self._dispatcher, self.log, seal, damages)
+            self._disk.remove(self.root / names.ABORT)
 
-    def _let_go(self) -> None:
-        try:
-            self._dispatcher.close()
+    def release(self) -> None:
+        """End threads, mappings and the lock; the rest of an interrupted call, if called again."""
+        self._is_released = True
+        unwatch(self)
+        for thread in self._threads:
+            thread.close()
+        self._dispatcher.close()
+        try:  # nobody writes any more
             self._lookup.close()
             self.log.close()
             if self.index:
@@ -173,13 +226,47 @@ class MessageStore:
                 self._release()
                 self._release = None
 
+    def abandon(self) -> Iterable[object]:
+        """In a forked child, see `stratalog.store.forks`."""
+        with contextlib.suppress(OSError):
+            self.log.close()
+            self.queue_set.files.close_unlocked()
+            self._lookup.close()
+            if self.index:
+                self.index.unmap()
+        index = [self.index] if self.index else []
+        return [*self._queues.values(), self.log, self.commit, self._dispatcher, self.queue_set.files, *index]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(self._closed_text)
+
+    @property
+    def _closed_text(self) -> str:
+        return f"{self.root} is closed; open it again"
+
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StoreClosed:  # in a forked child, whose own error or SystemExit goes on
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close, in the loop's thread: when the block is left the lock is released, whatever was cancelled."""
+        self.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<MessageStore {self.root} [{self.log.first_offset}, {self.log.end_offset})>"
@@ -188,22 +275,25 @@ class MessageStore:
 
     def queue(self, topic: str, queue_id: int = 0) -> Queue:
         """The queue, bound to this store; a new one appears on disk with its first message."""
+        topic, queue_id = exact_text("topic", topic), check_queue_id(queue_id)
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if (topic, queue_id) not in self._dispatcher.queues and not is_light_name(topic):
-                check_queue(topic, queue_id)
+                names.check_topic(topic)
                 if not self._disk.read_only:
                     self.topic_table.check_known(topic)
-            topic, queue_id = "".join(topic), int(queue_id)  # an enum's member is a name, not a str
             with self._queues_lock:
                 queue = self._queues.get((topic, queue_id))
                 if queue is None:  # nothing was put to it since the store was opened: its units are complete
                     self.catch_up()
-                    end = self._dispatcher.queue(topic, queue_id).end_offset
-                    queue = self._queues[topic, queue_id] = Queue(self, topic, queue_id, end)
-                    if queue.is_native:
-                        self._awaiting.append(queue)
-                        self._bind_natives()
+                    try:
+                        end = self._dispatcher.queue(topic, queue_id).end_offset
+                    except OSError as error:
+                        raise refusal(f"queue {topic}/{queue_id} cannot be opened", error) from error
+                    queue = Queue(self, topic, queue_id, end)
+                    awaiting = [*self._awaiting, queue] if queue.is_native else self._awaiting
+                    self._queues[topic, queue_id], self._awaiting = queue, awaiting
+                    self._bind_natives()
         return queue
 
     def _bind_natives(self) -> None:
@@ -211,12 +301,14 @@ class MessageStore:
         if not self._awaiting or not ready_or_started():
             return
         if self._words is None:
-            self._words = StoreWords(self.put)
-            vars(self)["put"] = native_put.put.bind(self._words.owner)
+            words = StoreWords(MethodType(MessageStore.put, self))
+            put = native_put.put.bind(words.owner)
+            vars(self)["put"], self._words = put, words
         while self._awaiting:
-            queue = self._awaiting.pop()
+            queue = self._awaiting[-1]
             queue.bind_native()
             self._words.add(queue.topic, queue.queue_id, queue.words)
+            self._awaiting.pop()
 
     def put(
         self,
@@ -225,21 +317,20 @@ class MessageStore:
         *,
         queue_id: int = 0,
         tags: str | None = None,
-        keys: str | Sequence[str] | None = None,
+        keys: str | Iterable[str] | None = None,
         unique_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         born_timestamp: int = 0,
         wait: bool = True,
     ) -> Receipt:
         """Append one message, see `Queue.put`."""
-        queue = self._queues.get((topic, queue_id)) or self.queue(topic, queue_id)
-        return queue.put(
+        return self.queue(topic, queue_id).put(
             body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp,
             wait=wait,
         )  # fmt: skip
 
     def put_many(
-        self, topic: str, bodies: Sequence[bytes], properties: bytes | Sequence[bytes] = b"", *, queue_id: int = 0
+        self, topic: str, bodies: Iterable[bytes], properties: bytes | Iterable[bytes] = b"", *, queue_id: int = 0
     ) -> Sequence[Receipt]:
         """Append several messages to one queue with one lock and one flush wait, see `Queue.put_many`."""
         return self.queue(topic, queue_id).put_many(bodies, properties)
@@ -247,13 +338,13 @@ class MessageStore:
     def put_list(
         self,
         queue: Queue,
-        bodies: Sequence[bytes],
-        properties: bytes | Sequence[bytes],
-        flags: Sequence[int] | None,
+        bodies: list[bytes],
+        properties: bytes | list[bytes],
+        flags: list[int] | None,
         born_timestamp: int,
         born_host: Host | None,
     ) -> Sequence[Receipt]:
-        """What `Queue.put_many` does, without the flush wait."""
+        """What `Queue.put_many` does after its checks, without the flush wait."""
         from stratalog.store.lists import put_list
 
         return put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
@@ -265,7 +356,7 @@ class MessageStore:
         *,
         queue_id: int = 0,
         tags: str | None = None,
-        keys: str | Sequence[str] | None = None,
+        keys: str | Iterable[str] | None = None,
         unique_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         born_timestamp: int = 0,
@@ -274,11 +365,12 @@ class MessageStore:
 
         Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
+        properties = exact_properties(properties)
         receipt = self.put(
             topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
             born_timestamp=born_timestamp, wait=False,
         )  # fmt: skip
-        if self.settings.flush != "sync" or (properties and WAIT in properties and not is_wait(properties[WAIT])):
+        if self.settings.flush != "sync" or not is_wait(properties.get(WAIT)):
             return receipt
         await (self._futures or self._start_futures()).durable(receipt.end_offset)
         return receipt
@@ -286,7 +378,10 @@ class MessageStore:
     def _start_futures(self) -> LoopCommit:
         with self._queues_lock:
             if self._futures is None:
-                self._futures = LoopCommit(self.commit)
+                futures = LoopCommit(self.commit)
+                self._threads.append(futures)
+                futures.start()
+                self._futures = futures
             return self._futures
 
     def append(
@@ -296,7 +391,7 @@ class MessageStore:
 
         Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a
         list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
-        know becomes a property of its name.
+        know becomes a property of its name and must hold text.
 
         A batch is written whole or not at all; of a table `DiskFull` and `IllegalMessage` say how many rows, in whole
         batches, were put before.
@@ -323,7 +418,12 @@ class MessageStore:
     # -- durability ----------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Make everything put so far durable; returns the log offset up to which it is. Raises `StoreFailed`."""
+        """Make everything put so far durable; returns the log offset up to which it is.
+
+        Raises `StoreFailed`, `StoreClosed`.
+        """
+        self._check_open()
+        self._warn_of_puts()
         self.commit.wait(self.log.end_offset)
         return self.log.durable_offset
 
@@ -355,7 +455,7 @@ class MessageStore:
         """
         log = self.log
         if self.derived_failure:
-            raise self.derived_failure
+            raise self.derived_failure.with_traceback(None)
         try:
             self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
         except (OSError, StoreFailed) as error:
@@ -364,11 +464,10 @@ class MessageStore:
     def catch_up(self) -> None:
         """Dispatch for a reader: what is in the queues already can be read though no more can be written.
 
-        Raises `StoreFailed` when the store is closed.
+        Raises `StoreClosed`.
         """
-        if self._closed:
-            raise StoreFailed(f"{self.root} is closed; open it again")
-        with contextlib.suppress(DiskFull, StoreFailed):
+        self._check_open()
+        with contextlib.suppress(DiskFull, StoreFailed, StoreUnavailable):
             self.dispatch()
 
     def _flush_all(self) -> None:
@@ -378,32 +477,45 @@ class MessageStore:
         self._keep()
 
     def _flush_when_due(self) -> None:
-        if self._timed_flush.is_due():
+        if self._log_flush.is_due():
+            self._log_flush.restart()
             self._flush_log()
+
+    def _warn_of_puts(self) -> None:
+        """Log once that messages were put after damage, within a second of the first or as it is flushed."""
+        if self._damage_warning and self.log.end_offset > self.recovery.end_offset:
+            warning, self._damage_warning = self._damage_warning, ""
+            _logger.warning("messages were put after damage. %s", warning)
 
     def _keep_when_due(self) -> None:
         """What is derived from the log is made durable with it. Queues whose puts are compiled by now are told."""
+        self._warn_of_puts()
         if self._awaiting:
             with self._queues_lock:
                 self._bind_natives()
         waits = self._checkpointed < self.recovery.end_offset  # since the opening
-        self._flush_all() if waits or self._timed_flush.is_due() else self.dispatch()
+        if waits or self._keep_flush.is_due():
+            self._keep_flush.restart()
+            self._flush_all()
+        else:
+            self.dispatch()
 
-    def _keep(self, *, closing: bool = False) -> None:
+    def _keep(self, *, closing: bool = False, recovering: bool = False) -> None:
         """Make durable what queues and index hold of the log, and vouch for it."""
         if self._disk.read_only:
             return
-        progress, seal = self._dispatcher.snapshot()
-        self._flush_log()
-        try:
-            self._dispatcher.files.sync()
-            if closing or progress.offset != self._checkpointed:
-                self._keeps += 1
-                if self.index and (closing or not self._keeps % _KEEPS_PER_INDEX_HEADER):
-                    self.index.keep()
-                self._store_checkpoint(progress, seal)
-        except (OSError, StoreFailed) as error:
-            raise self._reason(error) from error
+        with self._keeping:
+            progress, seal = self._dispatcher.snapshot(recovering=recovering)
+            self._flush_log()
+            try:
+                self._dispatcher.files.sync()
+                if closing or progress.offset != self._checkpointed:
+                    self._keeps += 1
+                    if self.index and (closing or not self._keeps % _KEEPS_PER_INDEX_HEADER):
+                        self.index.keep()
+                    self._store_checkpoint(progress, seal)
+            except (OSError, StoreFailed) as error:
+                raise self._reason(error) from error
 
     def _disown(self, seal: Seal | None) -> None:
         """Vouch for nothing that is derived from the log: it is about to be built again, and a power cut meanwhile may
@@ -424,13 +536,13 @@ class MessageStore:
         self._checkpointed = progress.offset
 
     def _reason(self, error: OSError | StoreFailed) -> StratalogError:
-        """What to tell when derived files cannot be written. But for a full disk, it ends the store's writing: what the
-        kernel could not write once must not be flushed again."""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DiskFull(
-                f"{self.root}: no room for queue units; free space on that disk. The messages are safe in the log and "
-                "appear in their queues then"
-            )
+        """What to tell when derived files cannot be written. But for a shortage or a full disk, it ends the store's
+        writing: what the kernel could not write once must not be flushed again."""
+        safe = "The messages are safe in the log and appear in their queues then"
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            return refusal(f"queues of {self.root} cannot be written", error, safe)
+        if isinstance(error, OSError) and error.errno in FULL:
+            return DiskFull(f"{self.root}: no room for queue units; free space on that disk. {safe}")
         self.derived_failure = error if isinstance(error, StoreFailed) else failed(f"queues of {self.root}", error)
         self.log.fail(self.derived_failure)
         return self.derived_failure
@@ -460,11 +572,13 @@ class MessageStore:
         queues. Needed before the first put only for type BatchCQ.
 
         Raises `IllegalMessage` for its name, `ConfigurationError` when the topic has another type, `CorruptData` while
-        the file cannot be read, `StoreFailed`, `DiskFull`.
+        the file cannot be read, `StoreReadOnly`, `StoreClosed`, `DiskFull`.
         """
-        if self._disk.read_only or self._closed:
-            raise StoreFailed(f"{self.root} is not open for writing; open it with mode='w' to create topics")
+        self._check_open()
+        if self._disk.read_only:
+            raise StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to create topics")
         with self._queues_lock:
+            name = exact_text("topic", name)
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
@@ -476,34 +590,61 @@ class MessageStore:
         return read_consumer_offsets(self.root / names.CONFIG, self._disk)
 
     def query(
-        self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = HITS_MAX
-    ) -> list[Message]:
-        """Messages of a topic that carry a key (or unique key) and were stored in [begin, end] ms.
+        self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX, limit: int | None = HITS_MAX
+    ) -> Hits:
+        """Messages of a topic that carry a key (or unique key) and were stored in [begin, end].
 
-        The newest `limit` of them, oldest first.
+        The newest `limit` of them (None: all), oldest first; `more` of the result says whether there are older ones.
+        Times are aware datetimes or milliseconds since 1970; what looks like seconds raises `ConfigurationError`.
 
-        Every hit was checked against the record: two keys with one hash are told apart.
+        Every hit was checked against the record: two keys with one hash are told apart. A batch is found by its own
+        keys and unique key: its members that carry the key are returned, all of them where none does.
         """
+        topic, key = exact_text("topic", topic), exact_text("key", key)
+        begin_ms, end_ms, count = query_range(begin, end, limit)
         self.catch_up()
-        return self._lookup.messages(topic, [key], begin=begin, end=end, limit=limit)[0]
+        found, cut = self._find(topic, [key], begin=begin_ms, end=end_ms, limit=count)
+        return Hits(found[0], more=bool(cut))
 
     def query_many(
-        self, topic: str, keys: Iterable[str], *, begin: int = 0, end: int = TIME_MAX, limit: int = HITS_MAX
-    ) -> dict[str, list[Message]]:
-        """What `query` returns for each of many keys, thousands at once for little more than a microsecond each.
+        self, topic: str, keys: Iterable[str], *, begin: Moment = 0, end: Moment = TIME_MAX,
+        limit: int | None = HITS_MAX,
+    ) -> HitsByKey:  # fmt: skip
+        """What `query` returns for each of many keys, thousands at once for little more than a microsecond each; `more`
+        of the result holds the keys that have older messages.
 
         Raises as `query` does: `ConfigurationError` without an index, `CorruptData` where a record that carries one of
         the keys is damaged; `candidates` and `message` get at the others then.
         """
+        distinct = list(dict.fromkeys(text_list("keys", keys)))
+        topic, (begin_ms, end_ms, count) = exact_text("topic", topic), query_range(begin, end, limit)
         self.catch_up()
-        distinct = list(dict.fromkeys(keys))
-        found = self._lookup.messages(topic, distinct, begin=begin, end=end, limit=limit)
-        return dict(zip(distinct, found, strict=True))
+        found, cut = self._find(topic, distinct, begin=begin_ms, end=end_ms, limit=count)
+        more = frozenset(distinct[number] for number in cut)
+        return HitsByKey(zip(distinct, found, strict=True), more=more)
 
-    def candidates(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterator[int]:
+    def _find(
+        self, topic: str, keys: list[str], *, begin: int, end: int, limit: int
+    ) -> tuple[list[list[Message]], list[int]]:
+        """What `Lookup.messages` finds, as the readers of batch topics and light queues see it."""
+        if self.queue_set.has_special and is_light(topic):
+            answers = [light_hits(self, self._lookup, topic, key, begin=begin, end=end, limit=limit) for key in keys]
+        else:
+            found, cut = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
+            if not self.queue_set.has_special or not self.queue_set.is_batch(topic):
+                return found, cut
+            answers = [
+                members_with(records, key, limit, more=number in cut)
+                for number, (key, records) in enumerate(zip(keys, found, strict=True))
+            ]
+        return [hits for hits, _ in answers], [number for number, (_, more) in enumerate(answers) if more]
+
+    def candidates(self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
+        topic, key = exact_text("topic", topic), exact_text("key", key)
+        begin_ms, end_ms, _ = query_range(begin, end, None)
         self.catch_up()
-        return self._lookup.candidates(topic, key, begin=begin, end=end)
+        return self._lookup.candidates(topic, key, begin=begin_ms, end=end_ms)
 
     def read_arrow(
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
@@ -514,8 +655,9 @@ class MessageStore:
         return read_arrow(self, queue, first, count, columns)
 
     def message(self, commit_log_offset: int) -> Message:
-        """The message at a log offset, as message ids name it. Raises `CorruptData` when none starts there."""
-        log = self.log
+        """The message at a log offset, as message ids name it: the record, be it a batch or in light queues as well.
+        Raises `CorruptData` when none starts there."""
+        log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
         if not log.first_offset <= commit_log_offset < log.end_offset:
             raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {log.end_offset})")
         return self.log.message(commit_log_offset)

@@ -1,11 +1,14 @@
 """The queue files that are open: a bounded cache, and what of them is not durable yet."""
 
-import errno
+import contextlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
+from stratalog.errors import StoreFailed, StoreUnavailable
 from stratalog.store.disk import Disk, OpenFile, failed
+from stratalog.store.os_errors import TOO_MANY_OPEN, open_files_max, refusal
 
 
 class OpenFiles:
@@ -15,9 +18,14 @@ class OpenFiles:
     is missing or empty then was derived after the last checkpoint, and is derived again.
     """
 
-    def __init__(self, disk: Disk, *, count_max: int = 128) -> None:
+    def __init__(
+        self, disk: Disk, *, count_max: int = 128, on_failure: Callable[[StoreFailed], None] = lambda error: None
+    ) -> None:
+        """`on_failure` is called when a flush fails, whoever caused it: a reader goes on, but nobody else may."""
         self._disk = disk
-        self._count_max = count_max
+        self._on_failure = on_failure
+        self._failure: StoreFailed | None = None
+        self._count_max = min(count_max, max(1, open_files_max() // 4))
         self._lock = threading.Lock()
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
         self._dirty: set[Path] = set()
@@ -39,19 +47,35 @@ class OpenFiles:
             try:
                 return self._disk.open(path)
             except OSError as error:
-                if error.errno != errno.EMFILE or not self._files:
+                if error.errno not in TOO_MANY_OPEN or not self._files:
                     raise
-                self._evict()
-                self._count_max = max(1, len(self._files))
+                self._count_max = max(1, len(self._files) // 2)  # others need some, too
+                while len(self._files) >= self._count_max:
+                    self._evict()
 
     def _evict(self) -> None:
         path, file = self._files.popitem(last=False)
         try:
             if path in self._dirty:
-                self._dirty.discard(path)
-                _sync(file)
+                with contextlib.suppress(StoreFailed):  # what needs it durable raises, see `_check`
+                    self._flush(path, file)
         finally:
             file.close()
+
+    def _flush(self, path: Path, file: OpenFile) -> None:
+        self._check()
+        try:
+            file.sync()
+        except OSError as error:
+            self._failure = failed(f"flush of {path}", error)
+            self._on_failure(self._failure)
+            raise self._failure from error
+        self._dirty.discard(path)
+
+    def _check(self) -> None:
+        """Nothing is written or vouched for after a failed flush."""
+        if self._failure:
+            raise self._failure.with_traceback(None)
 
     def create(self, path: Path, size: int) -> None:
         """Create a sparse file, with its directories. Raises `DiskFull`."""
@@ -62,15 +86,23 @@ class OpenFiles:
                     self._disk.create_sparse(path, size)
                     break
                 except OSError as error:
-                    if error.errno != errno.EMFILE or not self._files:
+                    if error.errno not in TOO_MANY_OPEN or not self._files:
                         raise
                     self._evict()
             self._dirty.add(path)
             self._dirty_directories.add(path.parent)
 
     def read(self, path: Path, position: int, size: int) -> bytes:
-        with self._lock:
-            return self._get(path).read(position, size)
+        """Raises `StoreUnavailable`."""
+        try:
+            with self._lock:
+                return self._get(path).read(position, size)
+        except FileNotFoundError:
+            raise StoreUnavailable(
+                f"{path} was deleted after the store was opened; if a broker does that with old files, open it again"
+            ) from None
+        except OSError as error:
+            raise refusal(f"{path} cannot be read", error) from error
 
     def data_end(self, path: Path) -> int:
         """See `OpenFile.data_end`."""
@@ -79,32 +111,47 @@ class OpenFiles:
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
         with self._lock:
-            self._get(path).write(position, data)
+            file = self._get(path)
+            self._check()
             self._dirty.add(path)
+            file.write(position, data)
 
     def zero_from(self, path: Path, position: int) -> None:
         with self._lock:
-            self._get(path).zero_from(position)
+            file = self._get(path)
+            self._check()
             self._dirty.add(path)
+            file.zero_from(position)
 
     def sync(self) -> None:
-        """Make everything written and created so far durable. Raises `StoreFailed`: a failed flush is not tried again.
+        """Make everything written and created so far durable. Raises `StoreFailed`: a failed flush is not tried again;
+        `OSError` when a file could not be opened, which is tried again.
 
         Readers wait for one file's flush at most.
         """
         with self._lock:
+            self._check()
             dirty, directories = list(self._dirty), self._dirty_directories
             self._dirty_directories = set()
-        for path in dirty:
+        try:
+            for path in dirty:
+                with self._lock:
+                    if path in self._dirty:
+                        self._flush(path, self._get(path))
+            for directory in sorted(directories):
+                self._sync_directory(directory)
+        except BaseException:
             with self._lock:
-                if path in self._dirty:
-                    self._dirty.discard(path)
-                    _sync(self._get(path))
-        for directory in sorted(directories):
-            try:
-                self._disk.sync_directory(directory)
-            except OSError as error:
-                raise failed(f"flush of {directory}", error) from error
+                self._dirty_directories |= directories
+            raise
+
+    def _sync_directory(self, directory: Path) -> None:
+        try:
+            self._disk.sync_directory(directory)
+        except OSError as error:
+            if error.errno in TOO_MANY_OPEN:  # it was not tried
+                raise
+            raise failed(f"flush of {directory}", error) from error
 
     def drop(self, path: Path) -> None:
         """Forget a file that is about to be removed."""
@@ -116,13 +163,9 @@ class OpenFiles:
 
     def close(self) -> None:
         with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+            self.close_unlocked()
 
-
-def _sync(file: OpenFile) -> None:
-    try:
-        file.sync()
-    except OSError as error:
-        raise failed(f"flush of {file.path}", error) from error
+    def close_unlocked(self) -> None:
+        """Close without the lock, which a thread may hold that a forked child does not have."""
+        while self._files:
+            self._files.popitem()[1].close()

@@ -1,20 +1,36 @@
-"""Opening a store: what `stratalog.open` does before a `MessageStore` exists."""
+"""Opening a store: what `stratalog.open` does before a `MessageStore` exists.
 
-import errno
+A read-only store is opened without a lock, so a writer may roll, close, recover or delete files meanwhile. What a later
+step reads must not be ahead of what an earlier one read: checkpoint and abort file are read before the log is listed.
+Where that is not enough, opening fails or believes a clean-shutdown marker that is gone. Then it starts again, as long
+as the files changed or a writer holds the lock.
+"""
+
+import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, DiskFull, NotAStore
+from stratalog.errors import ConfigurationError, NotAStore, StratalogError
+from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
-from stratalog.store.commit_log import log_file_size
-from stratalog.store.disk import ClockNs, Disk, PrivateDisk
-from stratalog.store.index_file import index_sizes
+from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
+from stratalog.store.os_errors import reason, refusal
 from stratalog.store.rederive import Progress
+from stratalog.store.sizes import completed, guess_text, sized
+
+_PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Before each new attempt to read a store that changes. File times tick every 4 ms."""
+_LIVE = (
+    names.ABORT, names.CHECKPOINT, names.LOCK, names.COMMIT_LOG, names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE,
+    names.INDEX,
+)  # fmt: skip
 
 
 def open_store(
@@ -24,6 +40,7 @@ def open_store(
     clock_ns: ClockNs = time.time_ns,
     disk: Disk | None = None,
     settings: StoreSettings | None = None,
+    small: bool = False,
     progress: Callable[[Progress], None] | None = None,
     **given: Any,
 ) -> MessageStore:
@@ -31,35 +48,70 @@ def open_store(
 
     `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
     running broker and sees the store as it is now. `progress` is called while much of the log has to be read, some
-    thirty times a gigabyte, with the step, rate and time left. Settings are those of `StoreSettings`, as keywords.
-    Raises `NotAStore`, `StoreLocked`, `ConfigurationError`, `CorruptData`, `DiskFull`.
+    thirty times a gigabyte, with the step, rate and time left. `small` makes files of a few MB where neither settings
+    nor files say otherwise: a new store has 6 MB on disk, not 1.5 GB (a broker needs the same sizes, see
+    docs/small-stores.md). Settings are keywords, named as in `StoreSettings`; each overrides that of `settings`.
+    Raises `NotAStore`, `StoreLocked`, `StoreUnavailable`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
     root = Path(path)
     if mode not in ("r", "w"):
         raise ConfigurationError(f"mode={mode!r}: give 'r' or 'w'")
     disk = disk or (PrivateDisk() if mode == "r" else Disk())
-    settings = settings or StoreSettings.make(given)
-    try:
-        _check_directory(root, disk)
-        settings = settings.with_sizes(
-            commit_log=log_file_size(disk, root / names.COMMIT_LOG),
-            consume_queue=_queue_file_size(disk, root / names.CONSUME_QUEUE),
-            batch_consume_queue=_queue_file_size(disk, root / names.BATCH_CONSUME_QUEUE),
-            consume_queue_ext=_queue_file_size(disk, root / names.CONSUME_QUEUE_EXT),
-            index_sizes=index_sizes(disk, root / names.INDEX),
+    if settings is not None and not isinstance(settings, StoreSettings):
+        raise ConfigurationError(f"settings={settings!r}: give StoreSettings, or single settings as keywords")
+    settings = (settings or StoreSettings()).override(given)
+    pauses_s = iter(_PAUSES_S if disk.read_only else ())
+    while True:
+        seen = _stamps(root, disk)
+        store: MessageStore | None = None
+        try:
+            store, guessed = _made(root, settings, disk, clock_ns, small=small)
+            store.open(progress)
+            store.recovery.notes += guessed
+            pause_s = next(pauses_s, None)
+            if pause_s is None or not store.recovery.clean or _stamps(root, disk) == seen:
+                without_index = replace(settings, message_index_enable=False)
+                store.fresh_view = partial(open_store, root, mode="r", clock_ns=clock_ns, settings=without_index)
+                return store
+            store.close()
+        except BaseException as error:
+            if store:
+                store.release()
+            if not isinstance(error, StratalogError | OSError | MemoryError):
+                raise
+            pause_s = next(pauses_s, None)
+            if pause_s is None or not (lock_owner(root / names.LOCK) or _stamps(root, disk) != seen):
+                raise _error_of(root, error) from error
+        time.sleep(pause_s)
+        disk.forget()
+
+
+def _made(
+    root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, *, small: bool
+) -> tuple[MessageStore, list[str]]:
+    """The store, not opened yet, and notes on what is guessed of it."""
+    _check_directory(root, disk)
+    settings, guessed = completed(sized(settings, root, disk), root, disk, small=small)
+    return MessageStore(root, settings, disk, clock_ns), [guess_text(guessed)] if guessed else []
+
+
+def _stamps(root: Path, disk: Disk) -> list[Stamp]:
+    """What changes when a writer opens or closes the store, writes a checkpoint, or adds or removes a file."""
+    with contextlib.suppress(OSError):
+        return [disk.stamp(str(root / name)) for name in _LIVE]
+    return []
+
+
+def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> StratalogError:
+    if isinstance(error, StratalogError):
+        return error
+    file = getattr(error, "filename", None)
+    if CACHE_DIRECTORY and file and str(file).startswith(CACHE_DIRECTORY):
+        return ConfigurationError(
+            f"the compiled kernels cannot be read or written: {reason(error)}. Give this user access to their "
+            "directory, remove it, or set NUMBA_CACHE_DIR to another one"
         )
-        store = MessageStore(root, settings, disk, clock_ns)
-        store.open(progress)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{root} cannot be opened: no room; free space there, or open with mode='r'") from error
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise NotAStore(
-                f"{root} cannot be opened: too many files are open. Close some, or allow the process more (ulimit -n); "
-                "a store takes up to 200, nothing was changed"
-            ) from error
-        raise NotAStore(f"{root} cannot be opened: {error}; check the path and its permissions") from error
-    return store
+    return refusal(f"{root} cannot be opened", error)
 
 
 def _check_directory(root: Path, disk: Disk) -> None:
@@ -70,14 +122,5 @@ def _check_directory(root: Path, disk: Disk) -> None:
     content = disk.files(root).keys() | set(disk.directories(root))
     if disk.read_only:
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
-    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG, names.SNAPSHOT}:
+    if content - {names.LOCK, names.ABORT, "abort.tmp", names.CHECKPOINT, names.CONFIG, names.SNAPSHOT, names.SIZES}:
         raise NotAStore(f"{root} holds other files and no {names.COMMIT_LOG}/; give an empty or new directory")
-
-
-def _queue_file_size(disk: Disk, directory: Path) -> int | None:
-    for topic in disk.directories(directory):
-        for queue_id in disk.directories(directory / topic):
-            for name, size in disk.files(directory / topic / queue_id).items():
-                if names.offset_of(name) is not None and size:
-                    return size
-    return None

@@ -1,15 +1,12 @@
 """From keywords to stored property text, fast: what depends on the names only is made once per set of names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
 from stratalog.errors import IllegalMessage
 from stratalog.layout.javahash import property_order
-from stratalog.layout.properties import CRC32, KEY_SEPARATOR, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
-
-_KEYWORDS = 3
-"""The first values are those of tags, keys and unique_key, which may be absent."""
+from stratalog.layout.properties import CRC32, KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 
 Shape = tuple[str, Callable[[tuple[Any, ...]], Any], int]
 """How properties with one set of names are written: a `%` template in RocketMQ's order, what picks the values in that
@@ -32,21 +29,11 @@ def shape_of(absent: tuple[bool, bool, bool], names: tuple[str, ...]) -> Shape:
     return template, itemgetter(*(given[name] for name in ordered)), len(ordered)
 
 
-def joined_keys(keys: Sequence[str]) -> str:
-    for key in keys:
-        if KEY_SEPARATOR in key:
-            raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
-        if not key:
-            raise IllegalMessage("key '' in a list: leave it out")
-    return KEY_SEPARATOR.join(keys)
-
-
 def bad_value(names: tuple[str, ...], values: tuple[Any, ...]) -> IllegalMessage:
-    for number, (name, value) in enumerate(zip(names, values, strict=True)):
-        if value is None and number >= _KEYWORDS:
-            return IllegalMessage(f"property {name!r} is None: leave it out")
-        text = str(value)
-        if value is not None and not text:
+    for name, text in zip(names, values, strict=True):
+        if text is None:
+            continue
+        if not text:
             return IllegalMessage(f"property {name!r} is empty: leave it out (a reader would not see it)")
         if NAME_END in text or VALUE_END in text:
             return IllegalMessage(f"property {name!r} holds a separator character (0x01 or 0x02); nothing was written")

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
@@ -11,7 +12,7 @@ from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
-from stratalog.kernels.put_words import CLOCK, NEXT_OFFSET, QueueWords
+from stratalog.kernels.put_words import CLOCK, LOG_END, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.light import INNER_LEAD, is_light
 from stratalog.layout.message import (
@@ -29,16 +30,39 @@ from stratalog.layout.message import (
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, seal_record_crc
+from stratalog.store.arguments import (
+    TIME_MAX,
+    Moment,
+    bytes_list,
+    bytes_or_list,
+    check_bound,
+    exact_bytes,
+    exact_count,
+    exact_int,
+    exact_labels,
+    exact_properties,
+    exact_text,
+    milliseconds,
+)
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
+from stratalog.store.following import follow_writer
 from stratalog.store.message import Message
-from stratalog.store.property_text import Shape, bad_value, joined_keys, shape_of
+from stratalog.store.property_text import Shape, bad_value, shape_of
 from stratalog.store.reading import not_there, plain_messages, read_queue
 from stratalog.store.receipts import Receipts
-from stratalog.store.record_put import Receipt, RecordFields, check_born_timestamp, make_room, put_record
+from stratalog.store.record_put import (
+    Receipt,
+    RecordFields,
+    check_born_timestamp,
+    check_flags,
+    check_host,
+    make_room,
+    put_record,
+)
 from stratalog.store.special_put import put_batch
-from stratalog.store.special_read import batch_messages, light_messages
+from stratalog.store.special_read import batch_messages, is_at, light_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,14 +129,14 @@ class Queue:
         """Queue offset of the next message put."""
         return self.words.view[NEXT_OFFSET]
 
-    @next_offset.setter
-    def next_offset(self, offset: int) -> None:
-        self.words.view[NEXT_OFFSET] = offset
+    def advanced(self, count: int) -> tuple[Any, Any, Any]:
+        """What `CommitLog.commit` has to store so that the queue goes on so many offsets later."""
+        return self.words.view, NEXT_OFFSET, self.next_offset + count
 
     def bind_native(self) -> None:
         """Let compiled code stand before the three ways to put: it does what is plain, and calls them for the rest.
 
-        Called once; other threads may be putting.
+        May be called again; other threads may be putting.
         """
         self.words.set_objects(
             CLOCK,
@@ -120,9 +144,9 @@ class Queue:
             self._log.lock.locked,
             Receipt,
             self.host,
-            self.put,
-            self.put_raw,
-            self.put_many,
+            MethodType(Queue.put, self),
+            MethodType(Queue.put_raw, self),
+            MethodType(Queue.put_many, self),
             Receipts,
             self,
             self._sync,
@@ -136,7 +160,7 @@ class Queue:
         body: bytes,
         *,
         tags: str | None = None,
-        keys: str | Sequence[str] | None = None,
+        keys: str | Iterable[str] | None = None,
         unique_key: str | None = None,
         properties: Mapping[str, str] | None = None,
         born_timestamp: int = 0,
@@ -144,18 +168,16 @@ class Queue:
     ) -> Receipt:
         """Append one message. Under sync flush it is durable when this returns, unless `wait` (or its WAIT) says no.
 
-        `keys` are index keys (one text with blanks between, or a list); `born_timestamp` is milliseconds, 0 means now.
-        Raises `IllegalMessage`, `DiskFull`, `StoreFailed`.
+        `body` is bytes or another bytes-like object. `keys` are index keys: one `str` with blanks between them, or an
+        iterable of `str`. `born_timestamp` is milliseconds, 0 means now. Raises `IllegalMessage` for anything else,
+        before a byte is written; `DiskFull`, `StoreFailed`, `StoreReadOnly`, `StoreClosed`.
         """
-        if keys is not None and type(keys) is not str:
-            keys = joined_keys(keys) or None
+        tags, keys, unique_key = exact_labels(tags, keys, unique_key)
         shape_key: tuple[Any, ...]
         values: tuple[Any, ...]
-        if properties:
-            shape_key = (tags is None, keys is None, unique_key is None, *properties)
-            values = (tags, keys, unique_key, *properties.values())
-            if None in values[3:]:
-                raise bad_value((TAGS, KEYS, UNIQUE_KEY, *properties), values)
+        if named := exact_properties(properties):
+            shape_key = (tags is None, keys is None, unique_key is None, *named)
+            values = (tags, keys, unique_key, *named.values())
         else:
             shape_key = (tags is None, keys is None, unique_key is None)
             values = (tags, keys, unique_key)
@@ -170,21 +192,22 @@ class Queue:
         try:
             text = (template % order(values)).encode()
         except UnicodeEncodeError:
-            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values) from None
+            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *named), values) from None
         if len(text) - len(text.translate(None, _SEPARATORS)) != 2 * count or "" in values:
-            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *(properties or ())), values)
+            raise bad_value((TAGS, KEYS, UNIQUE_KEY, *named), values)
         return self._append(body, text, born_timestamp, wait)
 
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
         """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
+        properties = exact_bytes("properties", properties)
         if CRC_LEAD in properties or properties.endswith(b"\0"):
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         return self._append(body, properties, born_timestamp, wait)
 
     def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:
         """The same in Python, for what the native put hands over: one lock, one pack, one join, one store."""
-        if type(body) is not bytes:
-            body = bytes(memoryview(body))  # of any buffer; others may change it meanwhile
+        body, wait = exact_bytes("body", body), bool(wait)
+        born_timestamp = check_born_timestamp(born_timestamp)
         if self._seals:
             properties = reserve_record_crc(properties)
         size = len(body)
@@ -193,8 +216,6 @@ class Queue:
         is_plain = self.is_plain or (self._marker and self._marker not in properties)
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
-        if born_timestamp:
-            check_born_timestamp(born_timestamp)
         crc = _crc(body) & 0x7FFFFFFF
         log = self._log
         with log.lock:
@@ -219,9 +240,10 @@ class Queue:
                     properties,
                 )
             )  # fmt: skip
-            log.map[position:end] = seal_record_crc(record) if self._seals else record
-            self.next_offset = queue_offset + 1
-            log.end_offset = start + total
+            if self._seals:
+                record = seal_record_crc(record)
+            words, ends = self.words.view, log.words.view  # one statement without a call, see `CommitLog`
+            log.map[position:end], words[NEXT_OFFSET], ends[LOG_END] = record, queue_offset + 1, start + total
         if self._sync and wait and asks_to_wait(properties):
             self._sync(start + total)
         return Receipt(queue_offset, start, total, now, self.host)
@@ -237,10 +259,10 @@ class Queue:
 
     def put_many(
         self,
-        bodies: Sequence[bytes],
-        properties: bytes | Sequence[bytes] = b"",
+        bodies: Iterable[bytes],
+        properties: bytes | Iterable[bytes] = b"",
         *,
-        flags: Sequence[int] | None = None,
+        flags: Iterable[int] | None = None,
         born_timestamp: int = 0,
         born_host: Host | None = None,
     ) -> Sequence[Receipt]:
@@ -248,32 +270,38 @@ class Queue:
 
         Like a client batch they share one store time and stand together in one file. All or nothing.
         """
-        receipts = self.store.put_list(self, bodies, properties, flags, born_timestamp, born_host)
-        first = properties if isinstance(properties, bytes) else next(iter(properties), b"")
-        if self._sync and receipts and asks_to_wait(first):
+        texts = bytes_or_list("properties", properties)
+        receipts = self.store.put_list(
+            self, bytes_list("bodies", bodies), texts, check_flags(flags), check_born_timestamp(born_timestamp),
+            check_host("born_host", born_host),
+        )  # fmt: skip
+        if self._sync and receipts and asks_to_wait(texts if isinstance(texts, bytes) else texts[0]):
             self._sync(receipts[-1].end_offset)
         return receipts
 
     def put_batch(
         self,
-        bodies: Sequence[bytes],
-        properties: bytes | Sequence[bytes] = b"",
+        bodies: Iterable[bytes],
+        properties: bytes | Iterable[bytes] = b"",
         *,
         unique_key: str,
         tags: str | None = None,
-        keys: str | Sequence[str] | None = None,
-        flags: Sequence[int] | None = None,
+        keys: str | Iterable[str] | None = None,
+        flags: Iterable[int] | None = None,
         wait: bool = True,
         **fields: Unpack[RecordFields],
     ) -> Receipt:
         """Append several messages as one record (an inner batch); the topic must be of type BatchCQ.
 
         `properties` are the members' own, encoded, one for all or one each; `unique_key`, `tags` and `keys` are the
-        batch's, which is what the index and its queue unit know. Members take consecutive offsets from the receipt's.
+        batch's, which is what the index and its queue unit know: `MessageStore.query` finds a member by its own key if
+        `keys` names that too. Members take consecutive offsets from the receipt's.
         """
-        shared = {UNIQUE_KEY: unique_key, TAGS: tags, KEYS: joined_keys(keys) if keys else None}
+        tags, keys, shared_key = exact_labels(tags, keys, exact_text("unique_key", unique_key))
+        shared = {UNIQUE_KEY: shared_key, TAGS: tags, KEYS: keys}
         given = {name: value for name, value in shared.items() if value is not None}
-        return put_batch(self, bodies, properties, flags, given, wait=wait, **fields)
+        texts = bytes_or_list("properties", properties)
+        return put_batch(self, bytes_list("bodies", bodies), texts, check_flags(flags), given, wait=wait, **fields)
 
     def needs_more(self, properties: bytes) -> bool:
         """Whether among these properties, of any number of messages, may be one that kernels must not write here."""
@@ -300,8 +328,10 @@ class Queue:
 
     def units(self, first: int, count: int) -> bytes:
         """20-byte ConsumeQueue units [first, first + count), cut at `max_offset`; tags codes are looked up where a unit
-        points to its extension. Raises `ConfigurationError` for a batch topic, which has no such units.
+        points to its extension. Raises `ConfigurationError` for a batch topic, which has no such units, and
+        `CorruptData` where an extension is damaged; the messages can be read all the same.
         """
+        first, count = exact_count("first", first), exact_count("count", count)
         self.store.catch_up()
         units = self.store.units_of(self)
         if isinstance(units, BatchQueue):
@@ -313,21 +343,26 @@ class Queue:
 
         Raises `CorruptData` when there is nothing where it points.
         """
+        queue_offset = exact_int("queue_offset", queue_offset, ConfigurationError)
         units = self.store.units_of(self)
         return units.extension(units.unit(queue_offset)[2]) if isinstance(units, ExtendedQueue) else None
 
     def read(self, first: int | None = None, *, count: int | None = None, follow: bool = False) -> Iterator[Message]:
         """Messages from queue offset `first` (default: the oldest) on, at most `count`.
 
-        With `follow` the iterator waits for new messages instead of ending. Raises `OffsetOutOfRange` outside
-        [min_offset, max_offset]; messages that recovery could not save are passed over.
+        With `follow` the iterator waits for new messages instead of ending; in a read-only store for those of another
+        process, which come within some 50 ms. Raises `OffsetOutOfRange` outside [min_offset, max_offset]; messages that
+        recovery could not save are passed over.
         """
-        return self._messages(self.start_of(first), count if count is not None else 1 << 62, follow)
+        left = 1 << 62 if count is None else exact_count("count", count)
+        if follow and self._log.read_only:
+            return follow_writer(self, self.start_of(first), left)
+        return self._messages(self.start_of(first), left, follow)
 
     def start_of(self, first: int | None) -> int:
         """Where reading from `first` begins: the oldest message for None. Raises `OffsetOutOfRange`."""
         low, high = self.min_offset, self.max_offset
-        start = low if first is None else first
+        start = low if first is None else exact_int("first", first, ConfigurationError)
         if not low <= start <= high:
             raise OffsetOutOfRange(
                 f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}), not {start}",
@@ -340,24 +375,29 @@ class Queue:
         if isinstance(known, BatchQueue):
             return batch_messages(self, known, start, left, follow)
         lists_of = light_messages if is_light(self.topic) else plain_messages
-        return chain.from_iterable(read_queue(self, start, left, follow=follow, lists_of=lists_of))
+        return chain.from_iterable(read_queue(self, known, start, left, follow=follow, lists_of=lists_of))
 
-    def not_there(self, queue_offset: int, commit_log_offset: int) -> CorruptData:
-        """The error of a unit that leads to no record of its queue."""
-        return not_there(self, queue_offset, commit_log_offset)
+    def not_there(self, queue_offset: int, commit_log_offset: int, *, next_offset: int = -1) -> CorruptData:
+        """The error of a unit that leads to no record of its queue; reading goes on at `next_offset`, by default the
+        one after."""
+        return not_there(self, queue_offset, commit_log_offset, next_offset)
 
     def read_arrow(
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
         """Up to `count` messages as an Arrow batch in the columns of the Spark source (or those asked for)."""
-        return self.store.read_arrow(self, first, count=count, columns=columns)
+        return self.store.read_arrow(self, first, count=exact_count("count", count), columns=columns)
 
-    def offset_at(self, timestamp_ms: int, *, bound: Literal["lower", "upper"] = "lower") -> int:
-        """Queue offset by store time.
+    def offset_at(self, time: Moment, *, bound: Literal["lower", "upper"] = "lower") -> int:
+        """Queue offset by store time: of an aware datetime, or of milliseconds since 1970.
 
         `lower`: the first message stored at or after the time (max_offset when there is none); `upper`: the last one
-        stored at or before it (min_offset when there is none).
+        stored at or before it (min_offset when there is none). Raises `ConfigurationError` for what looks like seconds.
         """
+        return self.offset_at_ms(milliseconds("time", time), check_bound(bound))
+
+    def offset_at_ms(self, timestamp_ms: int, bound: Literal["lower", "upper"] = "lower") -> int:
+        """The same of any number of milliseconds."""
         low, high = self.min_offset, self.max_offset
         first = low
         while low < high:
@@ -369,26 +409,31 @@ class Queue:
                 high = middle
         return low if bound == "lower" else max(first, low - 1)
 
-    def estimate_count(self, *, begin: int | None = None, end: int | None = None, tags: str | None = None) -> int:
-        """How many messages were stored in [begin, end] ms, and have the tags (`"TagA || TagB"`).
+    def estimate_count(self, *, begin: Moment = 0, end: Moment = TIME_MAX, tags: str | None = None) -> int:
+        """How many messages were stored in [begin, end], and have the tags (`"TagA || TagB"`); times as `offset_at`.
 
         Without tags the number of their offsets. With tags exact up to a million messages, but for tags of equal hash;
-        beyond, an estimate from a million of them. Raises `ConfigurationError` for tags in a batch topic.
+        beyond, an estimate from a million of them. In a batch topic a message has its batch's tags, as in RocketMQ.
         """
         from stratalog.store.counting import estimate_count
 
-        first = self.min_offset if begin is None else self.offset_at(begin)
-        stop = max(first, self.max_offset if end is None else self.offset_at(end + 1))
-        return stop - first if tags is None else estimate_count(self, first, stop, tags)
+        begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
+        first = self.offset_at_ms(begin_ms) if begin_ms else self.min_offset
+        stop = max(first, self.offset_at_ms(end_ms + 1) if end_ms < TIME_MAX else self.max_offset)
+        return stop - first if tags is None else estimate_count(self, first, stop, exact_text("tags", tags))
 
     def _store_timestamp(self, queue_offset: int) -> int:
-        """Store time of the first message at or behind the offset that is whole: in place of a lost one stands a filler
-        unit, and one damaged message does not hide the others."""
+        """Store time of the first message at or after the offset that is whole: in place of a lost one stands a filler
+        unit, and one damaged message or unit does not hide the others."""
         units = self.store.units_of(self)
+        if isinstance(units, BatchQueue):
+            return units.store_timestamp(queue_offset)
         while queue_offset < units.end_offset:
             commit_log_offset, size, _ = units.unit(queue_offset)
             if size != FILLER_SIZE:
                 with contextlib.suppress(CorruptData):
-                    return self._log.message(commit_log_offset, self.topic).store_timestamp
+                    message = self._log.message(commit_log_offset)
+                    if is_at(self, message, queue_offset):
+                        return message.store_timestamp
             queue_offset += 1
         return 1 << 63

@@ -101,12 +101,26 @@ class QueueFiles:
             view = view[len(piece) :]
             position += len(piece)
 
-    def cut(self, position: int) -> None:
-        """Remove the files that begin at or behind a position, and zero what is behind it in the last one."""
+    def cut(self, position: int) -> bool:
+        """Remove the files that begin after `position`, or at it if they hold anything, and zero what follows it in the
+        last one. Returns whether there was anything."""
+        if self.is_blank_from(position):
+            return False
         while self.starts and self.starts[-1] >= position:
             self.remove_last()
         if self.starts and position < self.end:
             self._files.zero_from(self.path(self.starts[-1]), position - self.starts[-1])
+        return True
+
+    def is_blank_from(self, position: int) -> bool:
+        """Whether only zeros follow a position, all of them in the file that it lies in."""
+        if position >= self.end:
+            return True
+        start = self.starts[-1]
+        if position < start:
+            return False
+        size = max(0, start + self.data_end(start) - position)
+        return self.read(position, size).count(0) == size
 
     def remove_last(self) -> None:
         path = self.path(self.starts.pop())

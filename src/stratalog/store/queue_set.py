@@ -44,9 +44,13 @@ class QueueSet:
         self._topic_configs = topic_configs
         self._batch_topics: set[str] = set()
         self._extended: set[tuple[str, int]] = set()
-        self.files = OpenFiles(disk)
+        self.files = OpenFiles(disk, on_failure=log.fail)
         self.by_name: dict[tuple[str, int], UnitQueue] = {}
         self.has_light_queues = settings.dispatches_light_queues
+        self.has_special = self.has_light_queues
+        """Whether there may be batch topics or light queues."""
+        self.beside_writer = False
+        """Another process writes the store: of each queue only the newest file is looked at."""
 
     def load(self) -> None:
         """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
@@ -55,6 +59,9 @@ class QueueSet:
         self._batch_topics = {topic for topic, _ in batch}
         topics = self._disk.directories(self._root / CONSUME_QUEUE)
         self.has_light_queues = self.has_light_queues or any(map(is_light, topics))
+        self.has_special |= self.has_light_queues or any(
+            map(self.is_batch, {*self._batch_topics, *self._topic_configs})
+        )
         for topic, queue_id in batch:
             if self.is_batch(topic):
                 self.get(topic, queue_id)
@@ -75,6 +82,7 @@ class QueueSet:
 
     def check_type(self, topic: str, queue_type: QueueType) -> None:
         """Raise `ConfigurationError` when queues of the topic are in use as of another type."""
+        self.has_special |= queue_type == "BatchCQ"
         in_use = [queue for (name, _), queue in list(self.by_name.items()) if name == topic]
         if any(isinstance(queue, BatchQueue) != (queue_type == "BatchCQ") for queue in in_use):
             raise ConfigurationError(
@@ -95,7 +103,7 @@ class QueueSet:
         queue = self.by_name.get((topic, queue_id))
         if queue is None:
             queue = self._new(topic, queue_id)
-            queue.load()
+            queue.load(only_newest_file=self.beside_writer)
             self.by_name[topic, queue_id] = queue
         return queue
 

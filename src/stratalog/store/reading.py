@@ -17,6 +17,7 @@ from stratalog.kernels import messages as native
 from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.message import Message, message_at
 
@@ -38,13 +39,15 @@ def _natives() -> tuple[Callable[..., int], Callable[..., Message | None]]:
 
 
 def read_queue(
-    queue: "Queue", start: int, left: int, *, follow: bool,
+    queue: "Queue", stored: ConsumeQueue, start: int, left: int, *, follow: bool,
     lists_of: Callable[["Queue", bytes, int], Iterator[list[Message]]],
 ) -> Iterator[list[Message]]:  # fmt: skip
-    """What `Queue.read` yields for a queue with units of 20 bytes, in lists, which `lists_of` makes of some units."""
+    """What `Queue.read` yields for a queue with units of 20 bytes, in lists, which `lists_of` makes of some units. What
+    an extension holds is not needed: where it is damaged the messages are read all the same."""
     chunk = _CHUNK_UNITS_FIRST
     while left > 0:
-        units = queue.units(start, min(left, chunk))
+        queue.store.catch_up()
+        units = stored.units(start, min(left, chunk))
         if not units:
             if not follow:
                 return
@@ -183,12 +186,15 @@ def _probe(queue: "Queue", units: bytes, number: int, start: int) -> list[Messag
     return messages
 
 
-def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int) -> CorruptData:
+def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int, next_offset: int = -1) -> CorruptData:
     """The error of a unit that leads to no whole record of its queue."""
     log = queue.store.log
+    next_offset = max(next_offset, queue_offset + 1)
     what = f"queue {queue.topic}/{queue.queue_id} offset {queue_offset}"
+    if next_offset > queue_offset + 1:
+        what += f" to {next_offset - 1}"
     advice = (
-        f"read on from offset {queue_offset + 1}; `stratalog verify` tells what else is damaged, and whether the queue "
+        f"read on from offset {next_offset}; `stratalog verify` tells what else is damaged, and whether the queue "
         "should be rebuilt from the log"
     )
     try:
@@ -196,10 +202,10 @@ def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int) -> Corr
     except IndexError:
         return CorruptData(
             f"{what} points to a record that is not there: the log is [{log.first_offset}, {log.end_offset}). {advice}",
-            path=str(log.directory), position=commit_log_offset, next_offset=queue_offset + 1,
+            path=str(log.directory), position=commit_log_offset, next_offset=next_offset,
         )  # fmt: skip
     return CorruptData(
         f"{what} points to a record that is not there or damaged: {_damage(file, position, commit_log_offset)}. "
         f"The message is not served; {advice}",
-        path=str(file.path), position=position, next_offset=queue_offset + 1,
+        path=str(file.path), position=position, next_offset=next_offset,
     )  # fmt: skip

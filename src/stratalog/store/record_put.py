@@ -3,9 +3,8 @@
 Here a put is checked for everything that RocketMQ takes and then loses or chokes on, before a byte is written.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -21,9 +20,9 @@ from stratalog.layout.message import (
     Record,
 )
 from stratalog.layout.messageid import offset_message_id
-from stratalog.layout.names import check_topic
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
+from stratalog.store.arguments import exact_bytes, exact_int, exact_list, shown
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.special_put import special_of
 
@@ -32,7 +31,10 @@ if TYPE_CHECKING:
     from stratalog.store.queue import Queue
 
 
-_FIELD_BITS = {"flag": 32, "sys_flag": 32, "reconsume_times": 32, "prepared_transaction_offset": 64}
+_FIELD_BITS = {
+    "flag": 32, "sys_flag": 32, "born_timestamp": 64, "reconsume_times": 32, "prepared_transaction_offset": 64
+}  # fmt: skip
+_FIELDS = (*_FIELD_BITS, "born_host", "store_host")
 _ADDRESS_SIZES = (4, 16)
 
 
@@ -75,6 +77,7 @@ def put_record(
 
     V2 is written where the topic needs it, IPv6 where a host is one. Raises what `Queue.put` raises.
     """
+    body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), bool(wait)
     record = checked_record(queue, body, properties, fields)
     special = special_of(queue, record)
     queued = enters_queue(record.sys_flag)
@@ -92,12 +95,10 @@ def put_record(
             record, commit_log_offset=start, born_timestamp=record.born_timestamp or now, store_timestamp=now
         )
         data = placed.encode()
-        log.map[position : position + total] = seal_record_crc(data) if settings.enabled_append_prop_crc else data
-        if queued and special:
-            special.advance()
-        else:
-            queue.next_offset += queued
-        log.end_offset = start + total
+        if settings.enabled_append_prop_crc:
+            data = seal_record_crc(data)
+        moved = special.advanced() if queued and special else [queue.advanced(queued)]
+        log.commit(start + total, (log.map, slice(position, position + total), data), *moved)
     if wait and settings.flush == "sync" and asks_to_wait(properties):
         queue.store.commit.wait(start + total)
     return Receipt(queue_offset, start, total, now, record.store_host)
@@ -112,10 +113,10 @@ def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: Recor
         properties = reserve_record_crc(properties)
     if len(properties) > PROPERTIES_SIZE_MAX:
         raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
-    _check_fields(fields)
+    fields = _exact_fields(fields)
     record = Record(
         topic=name,
-        body=bytes(body),
+        body=body,
         properties=properties,
         queue_id=queue.queue_id,
         flag=fields.get("flag", 0),
@@ -144,19 +145,43 @@ def make_room(log: "CommitLog", total: int) -> int:
     return log.position_for(total)
 
 
-def _check_fields(fields: RecordFields) -> None:
-    """Raise `IllegalMessage` unless each field fits the record."""
-    check_born_timestamp(fields.get("born_timestamp", 0))
-    numbers: Mapping[str, Any] = fields
-    for name, bits in _FIELD_BITS.items():
-        value = numbers.get(name, 0)
-        if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-            raise IllegalMessage(f"{name} {value}: it must fit {bits} bits; nothing was written")
-    for host in (fields.get("born_host"), fields.get("store_host")):
-        if host and not (len(host.address) in _ADDRESS_SIZES and 0 <= host.port <= PORT_MAX):
-            raise IllegalMessage(
-                f"host {host.address.hex()} port {host.port}: give 4 (IPv4) or 16 (IPv6) bytes, a port up to {PORT_MAX}"
-            )
+def _exact_fields(fields: RecordFields) -> RecordFields:
+    """The fields, each of which fits the record. Raises `IllegalMessage`, `TypeError` for an unknown name."""
+    exact: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in _FIELD_BITS:
+            exact[name] = _fitting(name, value, _FIELD_BITS[name])
+        elif name in ("born_host", "store_host"):
+            exact[name] = check_host(name, value)
+        else:
+            raise TypeError(f"unexpected keyword argument {name!r}; a record's fields are {', '.join(_FIELDS)}")
+    return cast(RecordFields, exact)
+
+
+def check_host(name: str, host: Any) -> Host | None:
+    """Raise `IllegalMessage` for a host that is neither None nor fits the record."""
+    if host is None:
+        return None
+    if type(host) is not Host:
+        raise IllegalMessage(f"{name} {shown(host)}: give a Host, for example Host.parse('10.0.0.1:10911')")
+    address, port = exact_bytes(f"{name}.address", host.address), exact_int(f"{name}.port", host.port)
+    if len(address) not in _ADDRESS_SIZES or not 0 <= port <= PORT_MAX:
+        raise IllegalMessage(
+            f"host {address.hex()} port {port}: give 4 (IPv4) or 16 (IPv6) bytes, a port up to {PORT_MAX}"
+        )
+    return Host(address, port)
+
+
+def check_flags(flags: Any) -> list[int] | None:
+    """The flags of a list of messages. Raises `IllegalMessage` unless each is a number of 32 bits."""
+    return flags if flags is None else [_fitting("flags: one", flag, 32) for flag in exact_list("flags", flags)]
+
+
+def _fitting(name: str, value: Any, bits: int) -> int:
+    number = exact_int(name, value)
+    if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+        raise IllegalMessage(f"{name} {number}: it must fit {bits} bits; nothing was written")
+    return number
 
 
 def check_stored(properties: bytes) -> None:
@@ -165,14 +190,14 @@ def check_stored(properties: bytes) -> None:
         raise IllegalMessage("the properties end with a zero byte: each ends with 0x02; nothing was written")
 
 
-def check_born_timestamp(born_timestamp: int) -> None:
-    """Raise `IllegalMessage` unless the time fits its field."""
-    if not -(1 << 63) <= born_timestamp < 1 << 63:
-        raise IllegalMessage(f"born_timestamp {born_timestamp} ms: it must fit 64 bits; nothing was written")
+def check_born_timestamp(born_timestamp: Any) -> int:
+    """The time in milliseconds. Raises `IllegalMessage` unless it is a whole number that fits its field."""
+    return _fitting("born_timestamp", born_timestamp, 64)
 
 
-def check_queue(topic: str, queue_id: int) -> None:
-    """Raise `IllegalMessage` unless topic and queue id may be written."""
-    check_topic(topic)
-    if isinstance(queue_id, bool) or not hasattr(queue_id, "__index__") or not 0 <= queue_id < 1 << 31:
-        raise IllegalMessage(f"queue id {queue_id!r}: give a whole number from 0")
+def check_queue_id(queue_id: Any) -> int:
+    """The number of a queue. Raises `IllegalMessage`."""
+    number = exact_int("queue id", queue_id)
+    if not 0 <= number < 1 << 31:
+        raise IllegalMessage(f"queue id {number}: give a whole number from 0")
+    return number

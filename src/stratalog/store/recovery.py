@@ -29,19 +29,23 @@ The files as a whole are in one of these states; what is refused is refused befo
       in the middle
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
-    a queue without units that begins behind     the files in front of it were lost: it begins anew
-      messages of the log
+    a queue that begins after messages of the    the files in front of it were lost: it is built again
+      log, where no seal vouches
+    a queue with zeros, or with units that are   it ends there: what follows is built again
+      not in the log's order
+    a newest unit that says something else than  it was written in part: it is built again
+      its record
     a snapshot that is stale in any way          not believed: the queues themselves are looked at (`snapshot`)
     an index header that its items belie, or     that file and later ones are built again
       a wild count
     an index file that was not full at a crash   items below its header are kept, the slots made again from them
-    a checkpoint that says nothing               the whole log is read
+    no seal (RocketMQ wrote the store, or the    the whole log is read: units that are there stay, those that are
+      checkpoint is lost)                          missing are added (`evidence`)
 
 Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
-checkpoint is made to vouch for the log alone. After a clean stop (no `abort` file) the
-scan begins at the newest record that a queue knows; otherwise at the checkpoint, which was written only from flushed
-data; without one, at the log's beginning.
+checkpoint is made to vouch for the log alone. The scan begins at the newest record below the seal that a queue knows;
+without a seal that holds, at the log's beginning.
 
 Much of the log that nothing vouches for (no seal after a crash, or queues that belie it) is read once: queues and index
 are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is seen there,
@@ -52,29 +56,21 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 
-from stratalog.errors import CorruptData
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
-from stratalog.layout.light import is_light
-from stratalog.layout.message import Record, decode_record
-from stratalog.layout.queue import FILLER_SIZE
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
-from stratalog.store.extension import lacks_extension
+from stratalog.store.evidence import check_belonging, checkpointed, drop_torn, queues_are_intact, sealed_start
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
-from stratalog.store.log_scan import LogScan, Span, after_record, is_record
-from stratalog.store.queue_set import UnitQueue
+from stratalog.store.log_scan import LogScan, Span, after_record
 from stratalog.store.rederive import Meter, Rebuild, is_long
 
-_CLOCK_MARGIN_MS = 3000
-"""A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _PAGE_SIZE = 4096
-_QUEUES_ASKED = 8
 
 
 class Verdict(Enum):
@@ -103,12 +99,24 @@ class Recovery:
     quarantined: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What else the user should know: a config file whose copy was read, for example."""
+    warning: str = ""
+    """Why messages that are put from now on may be lost to RocketMQ, and the command that prevents it."""
+
+    def warn_of_damage(self, root: Path) -> None:
+        """Say what damage in the middle of the log means for messages after it."""
+        if self.quarantined:
+            self.warning = (
+                f"{root}: {len(self.quarantined):,} damaged ranges in the log, the first at log offset "
+                f"{self.quarantined[0].begin:,}. Messages after them are kept and served here, also those that are put "
+                "now. RocketMQ may end the log at the first one when it starts, and drop all messages after it. To "
+                f"keep them for RocketMQ, close the store and run `stratalog repair {root}`"
+            )
 
 
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    disown: Callable[[], None] = lambda: None, may_presume: bool = True,
+    disown: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
@@ -119,14 +127,21 @@ def recover(
 
     Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
     log closely, up to an end that is presumed first (not without `may_presume`).
+
+    `beside_writer` says that the store is opened for reading while another process writes it. What the writer has
+    dispatched is taken from its queues then, and only what it may not have dispatched from the log.
     """
     meter = meter or Meter()
     seal = checkpoint.seal
-    last = max((unit for queue in dispatcher.queues.values() if (unit := queue.last_unit())), default=None)
     if not untouched:
-        _check_belonging(log, dispatcher, last)
-    intact = _queues_are_intact(seal, dispatcher) and (untouched or _are_of_this_log(log, dispatcher))
-    start = _start(log, checkpoint, last[0] if last else -1, clean=clean) if intact else log.first_offset
+        check_belonging(log, dispatcher)
+    torn = drop_torn(log, dispatcher, only_batches=untouched)
+    intact = torn is not None and queues_are_intact(seal, dispatcher)
+    start = log.first_offset
+    if intact and beside_writer and not clean:
+        start = checkpointed(log, checkpoint)
+    elif intact and seal:
+        start = sealed_start(log, dispatcher, seal)
     vouched_end, limit = seal.log_end_offset if seal else 0, log.end_offset
     walk = LogScan(
         log, start, limit, vouched_end=vouched_end, looks_for_torn=not clean, ends_at=vouched_end if untouched else -1
@@ -134,7 +149,7 @@ def recover(
     found, report = walk.found, Recovery(clean, untouched, start)
     spans: Iterable[Span]
     with walk:
-        if may_presume and is_long(start, limit) and not (intact and (clean or seal)):
+        if may_presume and is_long(start, limit) and not (intact and seal):
             spans, end = walk.spans(), walk.presumed_end()
         else:
             meter.begin("checking the log", start, limit)
@@ -150,19 +165,23 @@ def recover(
         _presume_end(log, end, None if clean else vouched_end)
         # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
         queues = [] if untouched and intact else list(dispatcher.queues.values())
-        ends = {queue: queue.offset_of(end) for queue in queues}
+        ends = {queue: max(queue.offset_of(end), (torn or {}).get(queue, 0)) for queue in queues}
+        kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
-            start = end if clean else max(start, vouched_end)  # a stop from here on breaks no seal
+            kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
         for queue in queues:
-            queue.truncate(min(start, end))
+            queue.truncate(min(kept_end, end))
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
-    if found.end_offset != end:  # a body holds what looks like records
+    lacks_units = beside_writer and start > log.first_offset and dispatcher.gap_count > 0
+    for queue in queues if lacks_units else ():  # the writer's queues lack units, and were filled up
+        queue.truncate(log.first_offset)
+    if found.end_offset != end or lacks_units:  # a body holds what looks like records
         if index:
             index.clear()
         log.end_offset = limit
         return recover(
             log, dispatcher, index, checkpoint, clean=clean, untouched=untouched, meter=meter, keep=keep,
-            disown=disown, may_presume=False,
+            disown=disown, may_presume=False, beside_writer=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
@@ -201,85 +220,13 @@ def _nowhere(log: CommitLog) -> tuple[int, int]:
     return max(0, (int(log.files[-1].path.name) if log.files else 0) - 1), 2
 
 
-def _check_belonging(log: CommitLog, dispatcher: Dispatcher, last: tuple[int, int, int] | None) -> None:
-    """Raise `CorruptData` when log files and queues are of different stores: which ones are right nobody can tell."""
-    if not log.files and last:
-        raise CorruptData(
-            "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
-            "to begin with an empty store",
-            path=str(log.directory),
-        )
-    for file in log.files:
-        begin = int(file.path.name)
-        record = _record_at(log, begin)
-        if record is None:
-            continue
-        own = dispatcher.queues.get((_topic_of(record), record.queue_id))
-        asked = ([own] if own else []) + list(dispatcher.queues.values())[:_QUEUES_ASKED]
-        answers = [_finds_its_messages(log, queue, begin) for queue in asked]
-        if False in answers and True not in answers:
-            raise CorruptData(
-                f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
-                f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
-                "right file back; or, to keep this one, remove consumequeue/, index/ and checkpoint: they are built "
-                "again from the log",
-                path=str(file.path),
-                position=0,
-            )
-
-
-def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:
-    """Whether one of the first two units that lead into the log file from `begin` on finds its message there; None
-    when there are not two."""
-    if not isinstance(queue, ConsumeQueue) or is_light(queue.topic):
-        return None
-    number = queue.offset_of(begin)
-    units = [(n, *queue.unit(n)) for n in range(number, min(number + 2, queue.end_offset))]
-    inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
-    return any(_is_message(log, queue, *unit) for unit in inside) if len(inside) == 2 else None
-
-
-def _is_message(
-    log: CommitLog, queue: ConsumeQueue, queue_offset: int, commit_log_offset: int, size: int, tags_code: int
-) -> bool:
-    record = _record_at(log, commit_log_offset)
-    if record is None:
-        return False
-    found = _topic_of(record), record.queue_id, record.queue_offset, record.total_size
-    return found == (queue.topic, queue.queue_id, queue_offset, size)
-
-
-def _record_at(log: CommitLog, commit_log_offset: int) -> Record | None:
-    """The whole record that stands there."""
-    if not (log.first_offset <= commit_log_offset < log.end_offset and is_record(log, commit_log_offset)):
-        return None
-    file, position = log.file_at(commit_log_offset)
-    return decode_record(file.view.data, position, verify=False)
-
-
-def _topic_of(record: Record) -> str:
-    return record.topic.decode(errors="replace")
-
-
-def _are_of_this_log(log: CommitLog, dispatcher: Dispatcher) -> bool:
-    """Whether each queue finds its newest message, or the one before, where its units say."""
-    for queue in dispatcher.queues.values():
-        if isinstance(queue, ConsumeQueue) and queue.last_unit() and not is_light(queue.topic):
-            numbers = range(queue.end_offset - 1, max(queue.first_offset, queue.end_offset - 2) - 1, -1)
-            units = [(n, *queue.unit(n)) for n in numbers]
-            inside = [unit for unit in units if log.first_offset <= unit[1] < log.end_offset and unit[2] != FILLER_SIZE]
-            if len(inside) == 2 and not any(_is_message(log, queue, *unit) for unit in inside):
-                return False
-    return True
-
-
 def _presume_end(log: CommitLog, end_offset: int, vouched_end: int | None) -> None:
     """What is made durable while queues and index are built ends there. After a crash nothing behind `vouched_end` is
     known to be on the disk."""
     log.end_offset = end_offset
     if vouched_end is not None:
         log.durable_offset = min(max(log.first_offset, vouched_end), end_offset)
-        if vouched_end:
+        if vouched_end and not log.read_only:
             _write_again(log, log.durable_offset, end_offset)
 
 
@@ -296,17 +243,6 @@ def _write_again(log: CommitLog, begin: int, end: int) -> None:
     for file, first, stop, _ in log.extents(begin, end):
         pages = file.view[first:stop:_PAGE_SIZE]
         pages[:] = pages.copy()
-
-
-def _queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
-    """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
-    if any(queue.is_damaged or lacks_extension(queue) for queue in dispatcher.queues.values()):
-        return False
-    if seal is None:
-        return True
-    ends = [(queue.first_offset, queue.offset_of(seal.log_end_offset)) for queue in dispatcher.queues.values()]
-    counts = [end - first for first, end in ends if end > first]
-    return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
 
 
 def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset: int, *, clean: bool) -> bool:
@@ -334,27 +270,3 @@ def _holds_keys(log: CommitLog, index: Index, begin: int, end: int) -> bool:
             if count and index.has_keys(file.address, positions, count, base):
                 return True
     return False
-
-
-def _start(log: CommitLog, checkpoint: Checkpoint, newest: int, *, clean: bool) -> int:
-    """From where on queues that are intact may lack something; `newest` is the last record that one knows."""
-    return _start_after_clean_stop(log, newest) if clean else _start_after_crash(log, checkpoint)
-
-
-def _start_after_clean_stop(log: CommitLog, newest: int) -> int:
-    inside = log.first_offset <= newest < log.end_offset
-    return newest if inside and is_record(log, newest) else log.first_offset
-
-
-def _start_after_crash(log: CommitLog, checkpoint: Checkpoint) -> int:
-    """A record start at or before everything that the crash may have taken from the queues."""
-    offset = checkpoint.logics_commit_log_offset
-    if log.first_offset <= offset < log.end_offset and is_record(log, offset):
-        return offset
-    known = min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - _CLOCK_MARGIN_MS
-    if known > 0 and not offset:
-        for number in range(len(log.files) - 1, 0, -1):
-            first = log.first_offset + number * log.file_size
-            if is_record(log, first) and log.message(first).store_timestamp <= known:
-                return first
-    return log.first_offset

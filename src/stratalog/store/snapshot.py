@@ -15,29 +15,38 @@ and is looked at too.
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from stratalog.errors import CorruptData
 from stratalog.layout import names
 from stratalog.layout.message import crc_of
+from stratalog.layout.queue import UNIT
+from stratalog.layout.record import OFFSETS_END
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import ExtendedQueue
+from stratalog.store.log_scan import Damage, is_record
 
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
 _CRC_SIZE = 9
 
 
+_QueueId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, lt=OFFSETS_END)]
+
+
 class _Queue(msgspec.Struct, array_like=True, frozen=True):
-    queue_id: int
-    first_start: int
-    end_offset: int
+    queue_id: _QueueId
+    first_start: _Offset
+    end_offset: _Offset
     newest: tuple[int, int, int]
     directory: Stamp
     files: list[Stamp]
@@ -52,14 +61,17 @@ class _Topic(msgspec.Struct, array_like=True, frozen=True):
 class _Snapshot(msgspec.Struct, frozen=True):
     lock: Stamp
     log_file: Stamp
-    log_first_offset: int
-    log_end_offset: int
-    queue_file_size: int
+    log_first_offset: _Offset
+    log_end_offset: _Offset
+    queue_file_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     directory: Stamp
     topics: list[_Topic]
+    damages: list[tuple[_Offset, _Offset, str]] = []
 
 
-def store_snapshot(root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal) -> None:
+def store_snapshot(
+    root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal, damages: Iterable[Damage]
+) -> None:
     """Note the queues, which are durable and take no more units. Losing it costs time only: errors are passed over."""
     queues = [queue for queue in dispatcher.queues.values() if isinstance(queue, ConsumeQueue) and queue.end_offset]
     path = root / names.SNAPSHOT
@@ -79,6 +91,7 @@ def store_snapshot(root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLo
             queues[0].file_size,
             disk.stamp(str(above)),
             [_Topic(name, disk.stamp(f"{above}/{name}"), noted) for name, noted in topics.items()],
+            [(damage.begin, damage.end, damage.reason) for damage in damages],
         )
         text = msgspec.json.encode(snapshot)
         disk.replace(path, b"%08x\n" % crc_of(text) + text)
@@ -96,19 +109,22 @@ def _directory(root: Path, topic: str, queue_id: int) -> str:
 
 def load_queues(
     root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal | None, *, lock: Stamp | None
-) -> bool:
-    """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store
-    or written to the log since.
+) -> tuple[bool, list[Damage]]:
+    """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store,
+    or written to the log or a queue, since; and what was damaged in the log then, and still is.
 
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean.
     """
     with _without_collections():
-        snapshot = _decoded(disk.read(root / names.SNAPSHOT)) if lock else None
-        if snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
-            for topic in snapshot.topics:
-                for queue in topic.queues:
-                    _restore(snapshot, root, disk, dispatcher, topic.name, queue)
-            return True
+        snapshot = _read(root, disk)
+        damages = _left(snapshot, log)
+        if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
+            same = [
+                _restore(snapshot, root, disk, dispatcher, topic.name, queue)
+                for topic in snapshot.topics
+                for queue in topic.queues
+            ]
+            return all(same), damages
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
@@ -117,33 +133,64 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
-    return False
+    return False, damages
+
+
+def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
+    """What was damaged in the log at the last clean stop, and is no whole record now."""
+    damages = [Damage(*noted) for noted in snapshot.damages] if snapshot else []
+    return [one for one in damages if log.first_offset <= one.begin < log.end_offset and not is_record(log, one.begin)]
+
+
+def noted_log(root: Path, disk: Disk) -> tuple[int, int, bool] | None:
+    """Where the log began and ended at the last clean stop, and whether nobody has opened the store since."""
+    snapshot = _read(root, disk)
+    if snapshot is None:
+        return None
+    is_untouched = snapshot.lock == disk.stamp(str(root / names.LOCK))
+    return snapshot.log_first_offset, snapshot.log_end_offset, is_untouched
 
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """Ten thousand queues at once are no garbage, but each thousand objects would have all of the process looked at."""
     was_on = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_on:
             gc.enable()
 
 
-def is_whole(stored: bytes) -> bool:
-    """Whether a snapshot's bytes are those that were written."""
+def has_whole_snapshot(root: Path, disk: Disk) -> bool:
+    """Whether the snapshot's bytes are those that were written, if there is one."""
+    try:
+        stored = disk.read(root / names.SNAPSHOT)
+    except CorruptData:
+        return False
+    return stored is None or _is_whole(stored)
+
+
+def _is_whole(stored: bytes) -> bool:
     return stored[:_CRC_SIZE] == b"%08x\n" % crc_of(stored[_CRC_SIZE:])
 
 
-def _decoded(stored: bytes | None) -> _Snapshot | None:
-    if stored is None or not is_whole(stored):
-        return None
+def _read(root: Path, disk: Disk) -> _Snapshot | None:
     try:
-        return msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
-    except msgspec.MsgspecError:  # of another release
+        stored = disk.read(root / names.SNAPSHOT)
+        if stored is None or not _is_whole(stored):
+            return None
+        snapshot = msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
+    except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
         return None
+    return snapshot if all(map(_is_possible, snapshot.topics)) else None
+
+
+def _is_possible(topic: _Topic) -> bool:
+    return names.is_topic(topic.name) and all(
+        queue.first_start <= UNIT.size * queue.end_offset < OFFSETS_END for queue in topic.queues
+    )
 
 
 def _holds(snapshot: _Snapshot, root: Path, disk: Disk, log: CommitLog, seal: Seal, lock: Stamp | None) -> bool:
@@ -166,16 +213,15 @@ def _is_same(snapshot: _Snapshot, noted: Stamp, disk: Disk, path: str) -> bool:
     return noted[2] < snapshot.lock[2] - TICK_NS and disk.stamp(path) == noted
 
 
-def _restore(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher, topic: str, noted: _Queue) -> None:
+def _restore(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher, topic: str, noted: _Queue) -> bool:
+    """Let the dispatcher know a queue; returns whether it is as it was."""
     directory, size = _directory(root, topic, noted.queue_id), snapshot.queue_file_size
     starts = [noted.first_start + number * size for number in range(len(noted.files))]
     same = _is_same(snapshot, noted.directory, disk, directory) and all(
         _is_same(snapshot, stamp, disk, f"{directory}/{names.offset_name(start)}")
         for start, stamp in zip(starts, noted.files, strict=True)
     )
-    if not same:
-        dispatcher.queue(topic, noted.queue_id)
-        return
-    queue = dispatcher.restored(topic, noted.queue_id)
-    if isinstance(queue, ConsumeQueue):
+    queue = dispatcher.restored(topic, noted.queue_id) if same else dispatcher.queue(topic, noted.queue_id)
+    if same and isinstance(queue, ConsumeQueue):
         queue.restore(starts, noted.end_offset, noted.newest)
+    return same

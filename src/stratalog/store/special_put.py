@@ -2,12 +2,11 @@
 
 `put_record` asks `special_of` for every record. What RocketMQ answers PUT_OK to and cannot dispatch, or finds illegal,
 is refused there before a byte is written; what is left to add under the log's lock (offsets are known only then) is
-added by `complete`, and `advance` moves the queues on.
+added by `complete`, and `advanced` says where the queues go on.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.kernels.queue_table import QueueKind
@@ -33,6 +32,7 @@ from stratalog.layout.properties import decode_properties, encode_properties, fi
 from stratalog.layout.queue import BATCH_SIZE_MAX
 from stratalog.layout.recordcrc import reserve_record_crc, without_record_crc
 from stratalog.layout.sysflag import SysFlag, enters_queue
+from stratalog.store.arguments import exact_int
 from stratalog.store.message import decompress
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Special(Protocol):
     def complete(self, record: Record) -> Record:
         """The record with what its offsets add to the properties. Under the log's lock."""
 
-    def advance(self) -> None:
-        """Move the queues behind the record. Under the log's lock, when it was written."""
+    def advanced(self) -> list[tuple[Any, Any, Any]]:
+        """What `CommitLog.commit` has to store for the queues. Under the log's lock."""
 
 
 def special_of(queue: "Queue", record: Record) -> Special | None:
@@ -111,8 +111,8 @@ class _InnerBatch:
     def complete(self, record: Record) -> Record:
         return _with_property(record, INNER_BASE, str(record.queue_offset))
 
-    def advance(self) -> None:
-        self.queue.next_offset += self.count
+    def advanced(self) -> list[tuple[Any, Any, Any]]:
+        return [self.queue.advanced(self.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,8 @@ class _LightQueues:
         offsets = joined_offsets([queue.next_offset for queue in self.light])
         return _with_property(record, MULTI_QUEUE_OFFSET, offsets)
 
-    def advance(self) -> None:
-        for queue in (self.queue, *self.light):
-            queue.next_offset += 1
+    def advanced(self) -> list[tuple[Any, Any, Any]]:
+        return [queue.advanced(1) for queue in (self.queue, *self.light)]
 
 
 def _with_property(record: Record, name: str, value: str) -> Record:
@@ -145,22 +144,22 @@ def _with_property(record: Record, name: str, value: str) -> Record:
 
 def put_batch(
     queue: "Queue",
-    bodies: Sequence[bytes],
-    properties: bytes | Sequence[bytes],
-    flags: Sequence[int] | None,
+    bodies: list[bytes],
+    properties: bytes | list[bytes],
+    flags: list[int] | None,
     shared: dict[str, str],
     *,
     wait: bool,
     **fields: Unpack["RecordFields"],
 ) -> "Receipt":
-    """See `Queue.put_batch`."""
+    """See `Queue.put_batch`; takes what its checks return."""
     count = len(bodies)
     texts = [properties] * count if isinstance(properties, bytes) else properties
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
     if not 1 <= count <= BATCH_SIZE_MAX:
         raise IllegalMessage(f"a batch of {count:,} messages: give 1 to {BATCH_SIZE_MAX:,}; nothing was written")
-    entries = map(BatchEntry, map(bytes, bodies), texts, flags or [0] * count)
+    entries = map(BatchEntry, bodies, texts, flags or [0] * count)
     text = encode_properties({**shared, INNER_NUM: str(count)})
-    fields["sys_flag"] = fields.get("sys_flag", 0) | INNER_FLAGS
+    fields["sys_flag"] = exact_int("sys_flag", fields.get("sys_flag", 0)) | INNER_FLAGS
     return queue.put_record(encode_batch_body(entries), text, wait=wait, **fields)

@@ -1,24 +1,24 @@
 """Reading queues whose units do not stand for one record of their own each: batch topics and light queues."""
 
+import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_FLAGS, decode_batch_body
-from stratalog.layout.light import LIGHT_QUEUE_ID, names_light_queue
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import crc_of
-from stratalog.layout.queue import FILLER_SIZE, UNIT, is_filler
+from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
-from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.batch_queue import BatchQueue, BatchSpan
 from stratalog.store.message import Message
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
 
-_CHUNK_UNITS = 1024
 _FOLLOW_PAUSE_S = 0.005
 _WRAPPING_FLAGS = int(SysFlag.COMPRESSED) | COMPRESSION_MASK | INNER_FLAGS
 
@@ -47,52 +47,92 @@ def unwrapped(message: Message) -> list[Message]:
 
 def batch_messages(queue: "Queue", units: BatchQueue, start: int, left: int, follow: bool) -> Iterator[Message]:
     """What `Queue.read` yields for a queue of a batch topic: every member of every batch from an offset on."""
+    spans: Iterator[BatchSpan | None] = iter(())
     while left > 0:
-        queue.store.catch_up()
-        found = units.units_from(start, min(left, _CHUNK_UNITS))
-        if not found:
+        if start >= units.end_offset:
+            queue.store.catch_up()
+            if start < units.end_offset:
+                continue
             if not follow:
                 return
             time.sleep(_FOLLOW_PAUSE_S)
-        for unit in found:
-            members = [] if is_filler(unit.size, unit.tags_code) else _members(queue, unit)
-            for message in members:
-                if left > 0 and message.queue_offset >= start:
-                    yield message
-                    left -= 1
-            start = unit.base_offset + unit.batch_size
+            continue
+        span = next(spans, None)
+        if span is None or not span.begin <= start < span.end:
+            span = units.covering(start)
+            if span is None:
+                start = _passed(queue, units, start)
+                continue
+            spans = units.spans(span.number + 1)
+        for message in unwrapped(span.message)[: span.end - span.begin] if span.message else ():
+            if left > 0 and message.queue_offset >= start:
+                yield message
+                left -= 1
+        start = span.end
 
 
-def _members(queue: "Queue", unit: Any) -> list[Message]:
-    message = _record_of(queue, unit.base_offset, unit.commit_log_offset)
-    if message.queue_offset != unit.base_offset:
-        raise queue.not_there(unit.base_offset, unit.commit_log_offset)
-    return unwrapped(message)[: unit.batch_size]
+def _passed(queue: "Queue", units: BatchQueue, start: int) -> int:
+    """Where reading goes on for an offset that no unit covers. Raises `CorruptData` when a damaged one did."""
+    following, damaged = units.following(start)
+    if damaged >= 0:
+        raise queue.not_there(start, units.place(damaged), next_offset=following)
+    return following
 
 
 def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Message]]:
     """Messages, one a list, of a light queue's units: topic, queue id and offset are those in the light queue.
 
-    What they are in the queue that the message was put to stands in the record: `store.message(commit_log_offset)`.
+    What they are in the queue that the message was put to is in the record: `store.message(commit_log_offset)`.
     The unit's place counts, not the offset that the record was given: RocketMQ lets the two come apart where a message
-    names a light queue twice.
+    names a light queue twice. From there on records have the larger offset, by as much up to the newest one.
     """
     for queue_offset, (commit_log_offset, size, _) in enumerate(UNIT.struct.iter_unpack(units), start):
         if size == FILLER_SIZE:
             continue
-        message = _record_of(queue, queue_offset, commit_log_offset)
-        own = (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, queue_offset)
-        if not own and not names_light_queue(message.raw_properties, queue.topic):
+        try:
+            message = queue.store.log.message(commit_log_offset)
+        except CorruptData:
+            raise queue.not_there(queue_offset, commit_log_offset) from None
+        if message.store_size != size or not is_at(queue, message, queue_offset):
             raise queue.not_there(queue_offset, commit_log_offset)
         message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, queue_offset
         yield [message]
 
 
-def _record_of(queue: "Queue", queue_offset: int, commit_log_offset: int) -> Message:
-    try:
-        message = queue.store.log.message(commit_log_offset)
-    except (IndexError, CorruptData):
-        raise queue.not_there(queue_offset, commit_log_offset) from None
-    if message.commit_log_offset != commit_log_offset:
-        raise queue.not_there(queue_offset, commit_log_offset)
-    return message
+def is_at(queue: "Queue", message: Message, queue_offset: int) -> bool:
+    """Whether a record may be at this offset of a plain or light queue, as it says itself."""
+    if not is_light(queue.topic):
+        return (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, queue_offset)
+    ahead = offset_in(queue, message) - queue_offset
+    return not ahead or 0 < ahead <= _ahead_at_end(queue)
+
+
+def offset_in(queue: "Queue", message: Message) -> int:
+    """The offset that a record was given in a light queue; -1 when it was given none."""
+    if (message.topic, message.queue_id) == (queue.topic, LIGHT_QUEUE_ID):
+        return message.queue_offset
+    return light_offset(message.raw_properties, queue.topic)
+
+
+def place_in(queue: "Queue", message: Message) -> None:
+    """Let a record's message be the one in the light queue: at the offset that it was given there, but where the units
+    came apart from these at that of its unit."""
+    units, place = queue.store.units_of(queue), offset_in(queue, message)
+    for at in (place, units.offset_of(message.commit_log_offset)):
+        is_there = at < units.end_offset and units.unit(at)[0] == message.commit_log_offset
+        if is_there and is_at(queue, message, at):
+            place = at
+            break
+    message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, place
+
+
+def _ahead_at_end(queue: "Queue") -> int:
+    """By how much the offset in the newest record of a light queue is larger than its unit's place."""
+    units = queue.store.units_of(queue)
+    for queue_offset in range(units.end_offset - 1, units.first_offset - 1, -1):
+        commit_log_offset, size, _ = units.unit(queue_offset)
+        with contextlib.suppress(CorruptData):
+            message = queue.store.log.message(commit_log_offset)
+            if message.store_size == size and (offset := offset_in(queue, message)) >= 0:
+                return max(0, offset - queue_offset)
+    return 0

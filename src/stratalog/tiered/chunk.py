@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.kernels.tierkeys import check_units
 from stratalog.layout.queue import UNIT
+from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.tier import CODA
 from stratalog.tiered.flat_file import FlatFile
 
@@ -132,8 +133,9 @@ class ChunkReader:
 
 def _fitting(rows: NDArray[np.void], size_max: int) -> int:
     """How many units from the first on lie in order within `size_max` bytes; at least one."""
-    begins = rows["commit_log_offset"].astype(np.int64)
-    ends = begins + rows["size"]
+    begins, sizes = rows["commit_log_offset"].astype(np.int64), rows["size"].astype(np.int64)
+    begins[(begins < 0) | (begins >= OFFSETS_END) | (sizes <= 0)] = OFFSETS_END  # so that no sum overflows
+    ends = begins + sizes
     fits = ends - begins[0] <= size_max
     fits[1:] &= begins[1:] >= ends[:-1]
     return max(1, int(np.argmin(fits)) if not fits.all() else len(rows))

@@ -12,6 +12,7 @@ import numpy as np
 from stratalog.errors import CorruptData
 from stratalog.layout.index import index_key
 from stratalog.layout.javahash import index_key_hash, string_hash
+from stratalog.layout.names import queue_id_of
 from stratalog.layout.queue import UNIT
 from stratalog.layout.tier import (
     COMPACTED_ITEM,
@@ -58,12 +59,12 @@ def _find(backend: SegmentBackend, prefix: str) -> dict[QueueName, _Files]:
     found: dict[QueueName, _Files] = defaultdict(lambda: defaultdict(list))
     for path in backend.list(prefix):
         parts = path[len(prefix) :].split("/")
-        if len(parts) != 4 or parts[0] == OWN_DIRECTORY or not parts[1].isdecimal():
+        if len(parts) != 4 or parts[0] == OWN_DIRECTORY:
             continue
-        topic, queue_id, kind, name = parts
-        base = segment_base(name)
-        if base is not None and kind in SegmentType.__members__:
-            found[QueueName(topic, int(queue_id))][SegmentType[kind]].append(Segment(base, backend.size(path) or 0))
+        topic, queue, kind, name = parts
+        base, queue_id = segment_base(name), queue_id_of(queue)
+        if base is not None and queue_id is not None and kind in SegmentType.__members__:
+            found[QueueName(topic, queue_id)][SegmentType[kind]].append(Segment(base, backend.size(path) or 0))
     for files in found.values():
         for segments in files.values():
             segments.sort(key=lambda segment: segment.base_offset)

@@ -19,13 +19,17 @@ from typing import TypeVar
 import msgspec
 
 from stratalog.errors import CorruptData, TierConflict
+from stratalog.layout.loosejson import TEXT_SIZE_MAX
 from stratalog.layout.tier import OWN_DIRECTORY, cluster_directory
 from stratalog.tiered.segment import SegmentBackend
 from stratalog.tiered.state import (
     FORMAT_VERSION,
     IndexRun,
     IndexSegment,
+    Int32,
     ManifestEntry,
+    Offset,
+    OffsetOrNone,
     QueueName,
     QueueState,
     TierState,
@@ -46,13 +50,14 @@ class _Envelope(msgspec.Struct):
 class _Checkpoint(msgspec.Struct, frozen=True):
     cluster: str
     broker: str
-    next_sequence: int
-    source_end: int
-    last_topic_id: int
+    next_sequence: Offset
+    source_end: OffsetOrNone
+    last_topic_id: Int32
     topics: dict[str, TopicState]
     queues: tuple[QueueState, ...]
     index_segments: tuple[IndexSegment, ...]
     index_runs: tuple[IndexRun, ...]
+    passed_over: dict[str, Offset] = {}
     version: int = FORMAT_VERSION
 
 
@@ -179,7 +184,14 @@ class Manifest:
             raise CorruptData(f"the checkpoint is of entry {found.next_sequence}; restore it from a copy", path=path)
         members = {name: getattr(found, name) for name in _Checkpoint.__struct_fields__ if name != "version"}
         members["queues"] = {QueueName(queue.topic, queue.queue_id): queue for queue in found.queues}
-        return TierState(**members)
+        state = TierState(**members)
+        if (state.cluster, state.broker) != (self.cluster, self.broker):
+            reason = f"it is of {state.cluster[:80]!r}/{state.broker[:80]!r}"
+        else:
+            reason = state.contradiction()
+        if reason:
+            raise CorruptData(f"the checkpoint cannot be: {reason}; restore it from a copy", path=path)
+        return state
 
     def _write_checkpoint(self, state: TierState) -> bool:
         members = {name: getattr(state, name) for name in TierState.__struct_fields__}
@@ -190,13 +202,15 @@ class Manifest:
         size = self._backend.size(path)
         if size is None:
             return None
+        if size > TEXT_SIZE_MAX:
+            raise CorruptData(f"a manifest file of {size:,} bytes; the limit is {TEXT_SIZE_MAX:,}", path=path)
         data = self._backend.read(path, 0, size)
         try:
             envelope = msgspec.json.decode(data, type=_Envelope)
             if zlib.crc32(envelope.content) != envelope.crc32:
                 raise CorruptData("the content's CRC does not match; restore the file from a copy", path=path)
             found = msgspec.json.decode(envelope.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptData(f"no manifest file ({error}); restore it from a copy", path=path) from None
         if found.version > FORMAT_VERSION:
             raise CorruptData(f"written by a newer release (format {found.version}); upgrade this one", path=path)

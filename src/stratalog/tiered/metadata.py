@@ -11,7 +11,19 @@ from stratalog.errors import CorruptData
 from stratalog.layout.loosejson import Release, decode_loose_json, encode_loose_json
 from stratalog.layout.tier import INDEX_TOPIC, UNIT_SIZE, SegmentType, flat_file_path
 from stratalog.tiered.segment import SegmentBackend
-from stratalog.tiered.state import IndexSegment, QueueName, QueueState, Segment, Segments, TierState, TopicState
+from stratalog.tiered.state import (
+    Count,
+    IndexSegment,
+    Int32,
+    Offset,
+    QueueName,
+    QueueState,
+    Segment,
+    Segments,
+    TierState,
+    Time,
+    TopicState,
+)
 
 FILE_NAME = "tieredStoreMetadata.json"
 
@@ -19,20 +31,20 @@ FILE_NAME = "tieredStoreMetadata.json"
 class _FileRecord(msgspec.Struct, rename="camel"):
     path: str
     type: int
-    base_offset: int
-    size: int
-    begin_timestamp: int
-    end_timestamp: int
+    base_offset: Offset
+    size: Offset
+    begin_timestamp: Time
+    end_timestamp: Time
     create_timestamp: int = 0
     status: int = 0
     seal_timestamp: int = 0
 
 
 class _TopicRecord(msgspec.Struct, rename="camel"):
-    topic_id: int
+    topic_id: Int32
     topic: str
     status: int = 0
-    reserve_time: int = -1
+    reserve_time: Time = -1
     update_timestamp: int = 0
 
 
@@ -43,9 +55,9 @@ class _Metadata(msgspec.Struct, rename="camel"):
     commit_log_file_segment_table: _Files = {}
     consume_queue_file_segment_table: _Files = {}
     index_file_segment_table: _Files = {}
-    queue_metadata_table: dict[str, dict[int, Any]] = {}
+    queue_metadata_table: dict[str, dict[Count, Any]] = {}
     topic_metadata_table: dict[str, _TopicRecord] = {}
-    topic_serial_number: int = -1
+    topic_serial_number: Int32 = -1
 
 
 _TABLES = {
@@ -86,7 +98,10 @@ def decode_metadata(text: str | bytes, backend: SegmentBackend, *, cluster: str,
             logs = _files(found.commit_log_file_segment_table, broker, name)
             units = _files(found.consume_queue_file_segment_table, broker, name)
             queues[name] = _queue(state, backend, name, logs, units)
-    return msgspec.structs.replace(state, queues=queues)
+    state = msgspec.structs.replace(state, queues=queues)
+    if reason := state.contradiction():
+        raise CorruptData(f"no tiered store metadata: {reason}", path=FILE_NAME)
+    return state
 
 
 def _files(table: _Files, broker: str, name: QueueName) -> list[_FileRecord]:

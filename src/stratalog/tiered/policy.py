@@ -13,13 +13,26 @@ from typing import Literal, NamedTuple
 from stratalog.errors import ConfigurationError, NotAStore, OffsetOutOfRange
 from stratalog.layout.names import is_tiered
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.store.arguments import (
+    TIME_MAX,
+    Moment,
+    check_bound,
+    exact_count,
+    exact_int,
+    exact_text,
+    milliseconds,
+    query_range,
+)
+from stratalog.store.index_file import HITS_MAX
+from stratalog.store.lookup import Hits
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
+from stratalog.store.record_put import check_queue_id
 from stratalog.tiered.index import keys_of
 from stratalog.tiered.queue import GetResult, GetStatus, TieredQueue
 from stratalog.tiered.state import QueueName
-from stratalog.tiered.tiered_store import TIME_MAX, TieredStore
+from stratalog.tiered.tiered_store import TieredStore
 
 _PIECE_COUNT = 4096
 """Local messages read before the policy is asked again: retention may take them meanwhile."""
@@ -71,6 +84,7 @@ class JoinedStore:
 
     def queue(self, topic: str, queue_id: int = 0) -> "JoinedQueue":
         """One queue. Raises `NotAStore` when neither has it."""
+        topic, queue_id = exact_text("topic", topic), check_queue_id(queue_id)
         local = self.store.queue(topic, queue_id) if (topic, queue_id) in self.store.queues() else None
         is_there = QueueName(topic, queue_id) in self.tier.state.queues
         if local is None and not is_there:
@@ -78,23 +92,33 @@ class JoinedStore:
         usable = is_there and self.policy is not ReadPolicy.DISABLE and is_tiered(topic)
         return JoinedQueue(topic, queue_id, local, self.tier.queue(topic, queue_id) if usable else None, self.policy)
 
-    def query(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = 64) -> list[Message]:
-        """Messages with this key in [begin, end] ms: the newest `limit` of both sides, each once, oldest first."""
-        found: dict[tuple[int, int], Message] = {}
+    def query(
+        self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX, limit: int | None = HITS_MAX
+    ) -> Hits:
+        """Messages with this key in [begin, end]: the newest `limit` of both sides (None: all), each once, oldest
+        first. Times and `more` as in `MessageStore.query`."""
+        topic, key = exact_text("topic", topic), exact_text("key", key)
+        begin_ms, end_ms, limit = query_range(begin, end, limit)
+        more, found = False, dict[tuple[int, int], Message]()
         if self.policy is not ReadPolicy.FORCE or not is_tiered(topic):
-            for message in self._local_hits(topic, key, begin, end, limit):
+            candidates = self.store.candidates(topic, key=key, begin=begin, end=end)
+            for message in self._local_hits(candidates, topic, key, begin_ms, end_ms, limit + 1):
                 found[message.queue_id, message.queue_offset] = message
         if self.policy is not ReadPolicy.DISABLE and is_tiered(topic):
-            for message in self.tier.query(topic, key=key, begin=begin, end=end, limit=limit):
+            hits = self.tier.query(topic, key=key, begin=begin, end=end, limit=limit)
+            more = hits.more
+            for message in hits:
                 found.setdefault((message.queue_id, message.queue_offset), message)
         ordered = sorted(found.values(), key=lambda hit: (hit.store_timestamp, hit.queue_id, hit.queue_offset))
-        return ordered[-limit:]
+        return Hits(ordered[max(0, len(ordered) - limit) :], more=more or len(ordered) > limit)
 
-    def _local_hits(self, topic: str, key: str, begin: int, end: int, limit: int) -> Iterator[Message]:
+    def _local_hits(
+        self, candidates: Iterator[int], topic: str, key: str, begin: int, end: int, limit: int
+    ) -> Iterator[Message]:
         """The newest `limit` local messages with the key. The local index still names records that retention took."""
         hits = (
             message
-            for offset in self.store.candidates(topic, key=key, begin=begin, end=end)
+            for offset in candidates
             if offset >= self.store.log.first_offset
             and (message := self.store.log.message(offset)).topic == topic
             and begin <= message.store_timestamp <= end
@@ -153,16 +177,17 @@ class JoinedQueue:
         """Messages from queue offset `first` (default: the oldest) on, at most `count`, each from the side that the
         policy picks. Offsets that are on neither side are stepped over. Raises `OffsetOutOfRange`, `CorruptData`."""
         low, high = self.min_offset, self.max_offset
-        start = low if first is None else first
+        start = low if first is None else exact_int("first", first, ConfigurationError)
         if not low <= start <= high:
             raise OffsetOutOfRange(
                 f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}), not {start}",
                 next_offset=low if start < low else high,
             )
-        return self._messages(start, sys.maxsize if count is None else count)
+        return self._messages(start, sys.maxsize if count is None else exact_count("count", count))
 
     def get(self, offset: int) -> GetResult:
         """One message, or why there is none; see `TieredQueue.get`."""
+        offset = exact_int("offset", offset, ConfigurationError)
         low, high = self.min_offset, self.max_offset
         if low >= high:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, offset, low, high)
@@ -175,18 +200,20 @@ class JoinedQueue:
         following = high if message is None else message.queue_offset
         return GetResult(GetStatus.OFFSET_TOO_SMALL, following, low, high)
 
-    def offset_at(self, timestamp_ms: int, *, bound: Literal["lower", "upper"] = "lower") -> int:
-        """Queue offset by store time: the local side answers for times its messages have, the tier for older ones."""
+    def offset_at(self, time: Moment, *, bound: Literal["lower", "upper"] = "lower") -> int:
+        """Queue offset by store time, an aware datetime or milliseconds since 1970: the local side answers for times
+        its messages have, the tier for older ones. Raises `ConfigurationError` for what looks like seconds."""
+        timestamp_ms, bound = milliseconds("time", time), check_bound(bound)
         if self.local is None or self.tiered is None:
             side = self.local or self.tiered
-            return side.offset_at(timestamp_ms, bound=bound) if side is not None else 0
+            return side.offset_at_ms(timestamp_ms, bound) if side is not None else 0
         oldest = next(self.local.read(count=1), None)
         if oldest is not None and timestamp_ms >= oldest.store_timestamp and bound == "upper":
-            return self.local.offset_at(timestamp_ms, bound=bound)
-        found = self.tiered.offset_at(timestamp_ms, bound=bound)
+            return self.local.offset_at_ms(timestamp_ms, bound)
+        found = self.tiered.offset_at_ms(timestamp_ms, bound)
         if oldest is None or found < self.tiered.max_offset:
             return found
-        return self.local.offset_at(timestamp_ms, bound=bound)
+        return self.local.offset_at_ms(timestamp_ms, bound)
 
     def _messages(self, start: int, left: int) -> Iterator[Message]:
         while left > 0 and (piece := self._piece(start)) is not None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from stratalog.errors import CorruptData, OffsetOutOfRange
+from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
 from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.layout.tier import UNIT_SIZE, SegmentType
+from stratalog.store.arguments import Moment, check_bound, exact_count, exact_int, milliseconds
 from stratalog.store.message import Message, message_at
 from stratalog.tiered.chunk import CHUNK_SIZE_MAX, FIRST_CHUNK_SIZE, Chunk, ChunkReader
 from stratalog.tiered.flat_file import FlatFile
@@ -91,6 +92,7 @@ class TieredQueue:
 
         Their offsets count bytes in this queue's own log.
         """
+        first, count = exact_count("first", first), exact_count("count", count)
         begin, end = self._units.contiguous_from(first * UNIT_SIZE)
         if begin != first * UNIT_SIZE:
             return b""
@@ -100,7 +102,7 @@ class TieredQueue:
         self, first: int | None = None, *, count: int | None = None, size_first: int = CHUNK_SIZE_MAX
     ) -> Iterator[Chunk]:
         """Messages in bulk, checked: for what handles bytes. Range and errors as `read`."""
-        start = self._start(first)
+        start, count = self._start(first), count if count is None else exact_count("count", count)
         return self._chunks.chunks(start, self._end(start, count), size_first=size_first)
 
     def read(self, first: int | None = None, *, count: int | None = None) -> Iterator[Message]:
@@ -119,7 +121,7 @@ class TieredQueue:
 
         No rows = `first` is `max_offset`. Errors as `read`.
         """
-        chunk = next(self.chunks(first, count=count), None)
+        chunk = next(self.chunks(first, count=exact_count("count", count)), None)
         return self.decode_arrow(chunk, columns)
 
     def decode_arrow(self, chunk: Chunk | None, columns: Sequence[str] | None = None) -> "pa.RecordBatch":
@@ -136,6 +138,7 @@ class TieredQueue:
 
     def get(self, offset: int) -> GetResult:
         """One message by its queue offset, with two reads, or why there is none (MessageStoreFetcherImpl)."""
+        offset = exact_int("offset", offset, ConfigurationError)
         low, high = self.min_offset, self.max_offset
         if high <= 0 or not self.state.consume_queue:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, offset, low, high)
@@ -148,13 +151,18 @@ class TieredQueue:
         message = next(self._decode(self._chunks.fetch(offset, 1)))
         return GetResult(GetStatus.FOUND, offset + 1, low, high, message)
 
-    def offset_at(self, timestamp_ms: int, *, bound: Literal["lower", "upper"] = "lower") -> int:
-        """Queue offset by store time.
+    def offset_at(self, time: Moment, *, bound: Literal["lower", "upper"] = "lower") -> int:
+        """Queue offset by store time: of an aware datetime, or of milliseconds since 1970.
 
         Both bounds: the first message stored after the time when none has exactly that time (max_offset when there is
         none). Of messages with exactly that time, `lower` is the first and `upper` the last, wherever segments end.
-        Costs two reads a halving of the range, down to 256 KiB of records, which are read at once.
+        Costs two reads a halving of the range, down to 256 KiB of records, which are read at once. Raises
+        `ConfigurationError` for what looks like seconds.
         """
+        return self.offset_at_ms(milliseconds("time", time), check_bound(bound))
+
+    def offset_at_ms(self, timestamp_ms: int, bound: Literal["lower", "upper"] = "lower") -> int:
+        """The same of any number of milliseconds."""
         first = self._first_not_before(timestamp_ms)
         if bound == "lower":
             return first
@@ -200,7 +208,7 @@ class TieredQueue:
 
     def _start(self, first: int | None) -> int:
         low, high = self.min_offset, self.max_offset
-        start = low if first is None else first
+        start = low if first is None else exact_int("first", first, ConfigurationError)
         if not low <= start <= high:
             raise OffsetOutOfRange(
                 f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}) in the tier, not {start}",

@@ -10,13 +10,17 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, IllegalMessage
+from stratalog.store.disk import FILE_MODE, Disk, check_allocated
+from stratalog.store.forks import watch
 
+DEPTH_MAX = 8
+"""Directories below each other that a listing walks into; a segment lies under five."""
 OPEN_FILES_MAX = 256
 """Descriptors a `PosixBackend` keeps open; opening one again costs some 10 µs."""
 
@@ -28,13 +32,18 @@ Data = bytes | bytearray | memoryview
 Paths = list[str]
 
 
+def is_name(part: str) -> bool:
+    """Whether a tier can have a directory or file of that name."""
+    return _NAME.match(part) is not None
+
+
 def check_path(path: str) -> str:
     """The path, if it is one below the root: no `..`, no empty part, no character outside RocketMQ's names and `.`.
 
     Raises `IllegalMessage`, before anything is touched. Topic and broker names reach the disk only through here.
     """
     for part in path.split("/"):
-        if not _NAME.match(part):
+        if not is_name(part):
             raise IllegalMessage(
                 f"{path[:300]!r} cannot be a path in a tier: {part[:80]!r} must be 1 to 255 characters "
                 "out of letters, digits and % | _ - . and not begin with a dot"
@@ -97,6 +106,13 @@ class PosixBackend:
         self._open: OrderedDict[str, _Descriptor] = OrderedDict()
         self._new_names: set[str] = set()
         self._durable: set[str] = set()
+        watch(self, self.root)
+
+    def abandon(self) -> Iterable[object]:
+        """In a forked child, see `stratalog.store.forks`."""
+        while self._open:
+            self._open.popitem()[1].abandon()
+        return ()
 
     def size(self, path: str) -> int | None:
         try:
@@ -109,6 +125,7 @@ class PosixBackend:
         assert size >= 0, size
         try:
             with self._descriptor(path, writable=False) as fd:
+                check_range(path, os.fstat(fd), position, size)
                 data = os.pread(fd, size, position)
                 while len(data) < size and (more := os.pread(fd, size - len(data), position + len(data))):
                     data += more
@@ -117,17 +134,16 @@ class PosixBackend:
         with self._lock:
             self.reads += 1
             self.bytes_read += len(data)
-        if len(data) < size:
-            raise CorruptData(
-                f"{size} bytes were asked for, the file ends after {len(data)}; restore it from a copy",
-                path=path,
-                position=position,
-            )
+        if len(data) < size:  # cut since we looked
+            raise _too_short(path, position, size, len(data))
         return data
 
     def write(self, path: str, position: int, data: Data) -> None:
         view = memoryview(data)
         with _room(path, self.root), self._descriptor(path, writable=True) as fd:
+            if position == 0:  # an attempt that was killed may have created the file, and not made its name durable
+                with self._lock:
+                    self._new_names.add(path)
             while view:
                 written = os.pwrite(fd, view, position)
                 position += written
@@ -145,18 +161,18 @@ class PosixBackend:
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         target = self._locate(path)
-        if os.path.lexists(target):
-            return False
-        with _room(path, self.root):
-            temporary = self._write_temporary(target, data)
-        try:
-            os.link(temporary, target, follow_symlinks=False)
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(temporary)
-        self._sync_directories([path])
-        return True
+        is_new = not os.path.lexists(target)
+        if is_new:
+            with _room(path, self.root):
+                temporary = self._write_temporary(target, data)
+            try:
+                os.link(temporary, target, follow_symlinks=False)
+            except FileExistsError:
+                is_new = False
+            finally:
+                os.unlink(temporary)
+        self._sync_directories([path])  # whoever has the name may have been killed before this
+        return is_new
 
     def replace(self, path: str, data: Data) -> None:
         target = self._locate(path)
@@ -182,7 +198,9 @@ class PosixBackend:
         base = self._locate(prefix) if prefix else str(self.root)
         try:
             with os.scandir(base) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(
+                    entry.name for entry in entries if _NAME.match(entry.name) and entry.is_dir(follow_symlinks=False)
+                )
         except FileNotFoundError:
             return []
 
@@ -197,17 +215,21 @@ class PosixBackend:
     def _locate(self, path: str) -> str:
         return os.path.join(self.root, check_path(path))
 
-    def _walk(self, folder: str, prefix: str, start: str = "") -> Iterator[str]:
-        try:
-            with os.scandir(folder) as scan:
-                entries = [entry for entry in scan if entry.name.startswith(start) and not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(entry.path, f"{prefix}{entry.name}/")
-            elif entry.is_file(follow_symlinks=False):
-                yield prefix + entry.name
+    def _walk(self, folder: str, prefix: str, start: str) -> Iterator[str]:
+        """Files below a directory whose first name begins with `start`; what no path can name is passed over."""
+        left = [(folder, prefix, start, 0)]
+        while left:
+            folder, prefix, start, depth = left.pop()
+            try:
+                with os.scandir(folder) as scan:
+                    entries = [entry for entry in scan if entry.name.startswith(start) and _NAME.match(entry.name)]
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    yield prefix + entry.name
+                elif depth < DEPTH_MAX and entry.is_dir(follow_symlinks=False):
+                    left.append((entry.path, f"{prefix}{entry.name}/", "", depth + 1))
 
     def _descriptor(self, path: str, *, writable: bool) -> "_Descriptor":
         """An open file, held once more: use it in a `with`, which yields the descriptor's number."""
@@ -239,8 +261,8 @@ class PosixBackend:
         try:
             return os.open(target, os.O_RDWR | flags), False
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            return os.open(target, os.O_RDWR | os.O_CREAT | flags, 0o644), True
+            Disk().create_directory(Path(target).parent)
+            return os.open(target, os.O_RDWR | os.O_CREAT | flags, FILE_MODE), True
 
     def _refuse_links(self, target: str) -> None:
         """A link in a tier could lead anywhere: the real place of every file must lie below the real root."""
@@ -250,10 +272,10 @@ class PosixBackend:
 
     def _write_temporary(self, target: str, data: Data) -> str:
         folder = os.path.dirname(target)
-        os.makedirs(folder, exist_ok=True)
+        Disk().create_directory(Path(folder))
         self._refuse_links(folder)
         temporary = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             view = memoryview(data)
             while view:
@@ -308,11 +330,32 @@ class _Descriptor:
                 return
         os.close(self._fd)
 
+    def abandon(self) -> None:
+        """Close it in a forked child, where nobody holds it."""
+        with suppress(OSError):
+            os.close(self._fd)
+
     def __enter__(self) -> int:
         return self._fd
 
     def __exit__(self, *_: object) -> None:
         self.retire()
+
+
+def check_range(path: str, status: os.stat_result, position: int, size: int) -> None:
+    """Raise `CorruptData` before memory is taken for bytes that a file does not have, or that are a hole."""
+    there = max(0, status.st_size - position)
+    if size > there:
+        raise _too_short(path, position, size, there)
+    check_allocated(path, status, size)
+
+
+def _too_short(path: str, position: int, size: int, there: int) -> CorruptData:
+    return CorruptData(
+        f"{size} bytes were asked for, the file ends after {there}; restore it from a copy",
+        path=path,
+        position=position,
+    )
 
 
 def _with_ancestors(folder: str) -> Iterator[str]:

@@ -7,13 +7,22 @@ JSON. All values are immutable; a `TierState` can be shared between threads.
 import uuid
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.tier import INDEX_TOPIC, NEVER_WRITTEN, UNIT_SIZE, SegmentType, segment_path
 
 FORMAT_VERSION = 1
+
+# What decoders accept: nothing that could overflow an int64 when two of them are added.
+Offset = Annotated[int, msgspec.Meta(ge=0, lt=OFFSETS_END)]
+OffsetOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=OFFSETS_END)]
+"""-1 = not known."""
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -23,10 +32,10 @@ class Segment(msgspec.Struct, frozen=True):
     Begin and end are the smallest and largest store time in it (ms), `NEVER_WRITTEN` for both while it is empty.
     """
 
-    base_offset: int
-    size: int
-    begin_timestamp: int = NEVER_WRITTEN
-    end_timestamp: int = NEVER_WRITTEN
+    base_offset: Offset
+    size: Offset
+    begin_timestamp: Time = NEVER_WRITTEN
+    end_timestamp: Time = NEVER_WRITTEN
 
     @property
     def end_offset(self) -> int:
@@ -40,13 +49,13 @@ class QueueState(msgspec.Struct, frozen=True):
     """A queue in the tier. Readable are the queue offsets [min, end) but for gaps between consume queue segments."""
 
     topic: str
-    queue_id: int
-    topic_id: int
-    end_queue_offset: int
-    commit_log_end: int
+    queue_id: Count
+    topic_id: Int32
+    end_queue_offset: Offset
+    commit_log_end: Offset
     commit_log: Segments = ()
     consume_queue: Segments = ()
-    min_queue_offset: int = -1
+    min_queue_offset: OffsetOrNone = -1
     """First readable queue offset; -1 = not known, the first record in the commit log tells it."""
 
     @property
@@ -62,11 +71,11 @@ class IndexSegment(msgspec.Struct, frozen=True):
     `item_count` is -1 while nobody has read the header.
     """
 
-    base_offset: int
-    size: int
-    begin_timestamp: int
-    end_timestamp: int
-    item_count: int = -1
+    base_offset: Offset
+    size: Offset
+    begin_timestamp: Time
+    end_timestamp: Time
+    item_count: OffsetOrNone = -1
     exact: bool = False
 
 
@@ -74,9 +83,9 @@ class IndexRun(msgspec.Struct, frozen=True):
     """Index items of one batch, sorted by hash, not compacted yet: an immutable file with an attempt-unique name."""
 
     path: str
-    item_count: int
-    begin_timestamp: int
-    end_timestamp: int
+    item_count: Count
+    begin_timestamp: Time
+    end_timestamp: Time
     crc32: int
 
 
@@ -85,17 +94,21 @@ class QueueCommit(msgspec.Struct, frozen=True):
     after the batch. `skipped` counts queue offsets that were gone locally before they could be copied: a gap."""
 
     topic: str
-    queue_id: int
-    topic_id: int
-    from_queue_offset: int
-    to_queue_offset: int
-    from_commit_log_offset: int
-    to_commit_log_offset: int
-    begin_timestamp: int
-    end_timestamp: int
+    queue_id: Count
+    topic_id: Int32
+    from_queue_offset: Offset
+    to_queue_offset: Offset
+    from_commit_log_offset: Offset
+    to_commit_log_offset: Offset
+    begin_timestamp: Time
+    end_timestamp: Time
     commit_log: Segments
     consume_queue: Segments
-    skipped: int = 0
+    skipped: Offset = 0
+
+
+PASSED_OVER_MAX, OTHERS = 1000, "others"
+"""Queues that are named among those a tier cannot have; the rest is counted under this name."""
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -105,10 +118,12 @@ class ManifestEntry(msgspec.Struct, frozen=True):
     index_runs: tuple[IndexRun, ...] = ()
     index_segments: tuple[IndexSegment, ...] = ()
     replaced_runs: tuple[str, ...] = ()
-    source_from: int = -1
-    source_to: int = -1
+    source_from: OffsetOrNone = -1
+    source_to: OffsetOrNone = -1
     """Range of the local commit log that the batch covers; -1 = none."""
-    sequence: int = -1
+    passed_over: dict[str, Offset] = {}
+    """Messages in that range whose queue a tier cannot have, by topic/queue id."""
+    sequence: OffsetOrNone = -1
     nonce: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
     version: int = FORMAT_VERSION
 
@@ -116,8 +131,8 @@ class ManifestEntry(msgspec.Struct, frozen=True):
 class TopicState(msgspec.Struct, frozen=True):
     """`reserve_hours` is the topic's own retention, -1 = the broker's."""
 
-    topic_id: int
-    reserve_hours: int = -1
+    topic_id: Int32
+    reserve_hours: Time = -1
 
 
 class QueueName(NamedTuple):
@@ -141,6 +156,8 @@ class TierState(msgspec.Struct, frozen=True):
     queues: dict[QueueName, QueueState] = {}
     index_segments: tuple[IndexSegment, ...] = ()
     index_runs: tuple[IndexRun, ...] = ()
+    passed_over: dict[str, int] = {}
+    """Messages that were not copied because a tier cannot have their queue, by topic/queue id."""
 
     @property
     def index_end(self) -> int:
@@ -169,6 +186,24 @@ class TierState(msgspec.Struct, frozen=True):
             for commit in entry.queues
         )
 
+    def contradiction(self) -> str:
+        """Which invariant a state that somebody else wrote breaks; empty when all hold."""
+        return next(self._contradictions(), "")
+
+    def _contradictions(self) -> Iterator[str]:
+        for name, queue in self.queues.items():
+            place = f"queue {name.topic[:80]!r}/{name.queue_id}"
+            for what, segments in (("commit log", queue.commit_log), ("consume queue", queue.consume_queue)):
+                if any(before.end_offset > after.base_offset for before, after in pairwise(segments)):
+                    yield f"{place}: its {what} segments are not in order"
+            if queue.commit_log and queue.commit_log[-1].end_offset != queue.commit_log_end:
+                yield f"{place}: its commit log does not end at byte {queue.commit_log_end}"
+            units = queue.consume_queue
+            if any(part % UNIT_SIZE for segment in units for part in (segment.base_offset, segment.size)):
+                yield f"{place}: a consume queue segment is cut within a unit"
+            if units and units[-1].end_offset != queue.end_queue_offset * UNIT_SIZE:
+                yield f"{place}: its consume queue does not end at queue offset {queue.end_queue_offset}"
+
     def fence(self, entry: ManifestEntry) -> str:
         """Why the entry cannot follow this state; empty when it can."""
         return next(self._broken_fences(entry), "")
@@ -186,6 +221,8 @@ class TierState(msgspec.Struct, frozen=True):
             start = queue.end_queue_offset + commit.skipped if queue and queue.consume_queue else None
             if start is not None and start != commit.from_queue_offset:
                 yield f"{name} ends at queue offset {start}, the batch begins at {commit.from_queue_offset}"
+            if commit.to_queue_offset < commit.from_queue_offset:
+                yield f"{name}: the batch ends at queue offset {commit.to_queue_offset}, before it begins"
             log_end = queue.commit_log_end if queue else 0
             if log_end != commit.from_commit_log_offset:
                 yield f"{name}: its log ends at byte {log_end}, the batch begins at {commit.from_commit_log_offset}"
@@ -218,7 +255,15 @@ class TierState(msgspec.Struct, frozen=True):
             queues=queues,
             index_segments=self.index_segments + entry.index_segments,
             index_runs=tuple(run for run in self.index_runs if run.path not in gone) + entry.index_runs,
+            passed_over=self._passed_over(entry) if entry.source_to > self.source_end else self.passed_over,
         )
+
+    def _passed_over(self, entry: ManifestEntry) -> dict[str, int]:
+        counts = dict(self.passed_over)
+        for name, count in entry.passed_over.items():
+            known = name if name in counts or len(counts) < PASSED_OVER_MAX else OTHERS
+            counts[known] = counts.get(known, 0) + count
+        return counts
 
 
 def _grown(queue: QueueState | None, commit: QueueCommit) -> QueueState:

@@ -2,13 +2,20 @@
 
 import heapq
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from stratalog.errors import NotAStore
+from stratalog.errors import CorruptData, NotAStore
+from stratalog.layout.loosejson import TEXT_SIZE_MAX
 from stratalog.layout.tier import OWN_DIRECTORY, cluster_directory
+from stratalog.store.arguments import TIME_MAX, Moment, exact_text, query_range
+from stratalog.store.disk import Disk
+from stratalog.store.forks import watch
+from stratalog.store.index_file import HITS_MAX
+from stratalog.store.lookup import Hits
 from stratalog.store.message import Message
+from stratalog.store.record_put import check_queue_id
 from stratalog.tiered.index import Item, TierIndex, keys_of
 from stratalog.tiered.listing import state_from_listing
 from stratalog.tiered.manifest import Manifest
@@ -16,8 +23,6 @@ from stratalog.tiered.metadata import FILE_NAME, decode_metadata
 from stratalog.tiered.queue import TieredQueue
 from stratalog.tiered.segment import PosixBackend, SegmentBackend, open_backend
 from stratalog.tiered.state import QueueName, TierState
-
-TIME_MAX = 2**63 - 1
 
 
 class Stats(NamedTuple):
@@ -40,6 +45,11 @@ class TieredStore:
         self._manifest = manifest
         self._index = TierIndex(backend)
         self._queues: dict[QueueName, TieredQueue] = {}
+        watch(self, self)
+
+    def abandon(self) -> Iterable[object]:
+        """In a forked child, see `stratalog.store.forks`."""
+        return self._queues.values()
 
     def __repr__(self) -> str:
         return f"<TieredStore {self.state.cluster}/{self.state.broker}: {len(self.state.queues)} queues>"
@@ -75,7 +85,7 @@ class TieredStore:
 
     def queue(self, topic: str, queue_id: int = 0) -> TieredQueue:
         """One queue. Raises `NotAStore` when the tier has none of that name."""
-        name = QueueName(topic, queue_id)
+        name = QueueName(exact_text("topic", topic), check_queue_id(queue_id))
         found = self._queues.get(name)
         if found is None:
             state = self.state.queues.get(name)
@@ -85,19 +95,24 @@ class TieredStore:
             found = self._queues[name] = TieredQueue(self.backend, self.state, state)
         return found
 
-    def query(self, topic: str, *, key: str, begin: int = 0, end: int = TIME_MAX, limit: int = 64) -> list[Message]:
-        """Messages of a topic with this key (a word of KEYS, or UNIQ_KEY) that were stored in [begin, end] ms.
+    def query(
+        self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX, limit: int | None = HITS_MAX
+    ) -> Hits:
+        """Messages of a topic with this key (a word of KEYS, or UNIQ_KEY) that were stored in [begin, end].
 
-        The newest `limit` of them, oldest first.
+        The newest `limit` of them (None: all), oldest first. Times and `more` as in `MessageStore.query`.
 
         At most two reads for each index file that may hold it (headers are read once), and one for each message that
         shares the key's hash. Topic and key are compared, so a hash collision is never returned.
         """
+        topic, key = exact_text("topic", topic), exact_text("key", key)
+        begin, end, limit = query_range(begin, end, limit)
+        limit += 1  # the one that tells whether there are more
         newest: list[tuple[int, int, int]] = []
         found: dict[tuple[int, int], Message] = {}
         known = self.state.topics.get(topic)
-        if known is None or begin > end or limit <= 0:
-            return []
+        if known is None or begin > end:
+            return Hits()
         seen: set[tuple[int, int]] = set()
         for source in self._index.sources(self.state, begin, end):
             if len(newest) == limit and source.time_high < newest[0][0]:
@@ -113,10 +128,13 @@ class TieredStore:
                     rank = (message.store_timestamp, message.queue_id, message.queue_offset)
                     (heapq.heappush if len(newest) < limit else heapq.heappushpop)(newest, rank)
                     found[message.queue_id, message.queue_offset] = message
-        return [found[queue_id, queue_offset] for _, queue_id, queue_offset in sorted(newest)]
+        more = len(newest) == limit
+        return Hits((found[queue_id, offset] for _, queue_id, offset in sorted(newest)[more:]), more=more)
 
-    def index_items(self, topic: str, key: str, begin: int = 0, end: int = TIME_MAX) -> Iterator[Item]:
+    def index_items(self, topic: str, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[Item]:
         """What the index holds for a key and a time range, before anything is compared with the messages."""
+        topic, key = exact_text("topic", topic), exact_text("key", key)
+        begin, end, _ = query_range(begin, end, None)
         for source in self._index.sources(self.state, begin, end):
             for item in self._index.items(self.state, source, topic, key):
                 if item.time_low <= end and item.time_high >= begin:
@@ -161,11 +179,20 @@ def open_tier(
 def _metadata_text(backend: SegmentBackend, metadata: str | os.PathLike[str] | None) -> bytes | None:
     if metadata is not None:
         try:
-            return Path(metadata).read_bytes()
+            data = Disk().read(Path(metadata))
         except OSError as error:
-            raise NotAStore(f"{os.fspath(metadata)}: {error.strerror}; give the path of a {FILE_NAME}") from None
+            raise _no_metadata(metadata, error.strerror) from None
+        if data is None:
+            raise _no_metadata(metadata, "there is no such file")
+        return data
     size = backend.size(FILE_NAME)
+    if size is not None and size > TEXT_SIZE_MAX:
+        raise CorruptData(f"{size:,} bytes of metadata; the limit is {TEXT_SIZE_MAX:,}", path=FILE_NAME)
     return None if size is None else backend.read(FILE_NAME, 0, size)
+
+
+def _no_metadata(metadata: str | os.PathLike[str], reason: str | None) -> NotAStore:
+    return NotAStore(f"{os.fspath(metadata)}: {reason}; give the path of a {FILE_NAME}")
 
 
 def find_broker(backend: SegmentBackend, url: str, cluster: str | None, broker: str | None) -> tuple[str, str]:

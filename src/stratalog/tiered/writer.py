@@ -175,6 +175,8 @@ class TierWriter:
             tier_units.ctypes.data, count, self._buffer.ctypes.data, size, writer.log.end,
             address_of(topic), len(topic), writer.name.queue_id, writer.end, positions,
         )  # fmt: skip
+        begins = tier_units[: count * UNIT_SIZE].view(UNIT.dtype)["commit_log_offset"] - writer.log.end
+        good = min(good, int(np.argmin(np.append(positions[:good] == begins[:good], False))))  # no coda is a record
         if good < count:
             unit = UNIT.unpack(source.data, good * UNIT_SIZE)
             raise self._damaged(writer, unit, f"no whole record of queue offset {writer.end + good} stands there")

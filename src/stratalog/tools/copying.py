@@ -1,28 +1,33 @@
 """Copies of files that share their blocks with the original where the file system can, and keep holes as holes."""
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
-from stratalog.store.disk import FILE_MODE, UNFINISHED
+from stratalog.store.disk import FILE_MODE, UNFINISHED, Disk
 
 _FICLONE = 0x40049409
 """ioctl of Linux: let the file have the other file's blocks (Btrfs, XFS)."""
 _CHUNK_SIZE = 8 << 20
+_NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""`copy_file_range` says so between file systems, on some of them, and on old kernels."""
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file durably, with its times."""
-    original = os.open(source, os.O_RDONLY)
+    """Copy a regular file durably, with its times and mode. Neither name may be a symbolic link."""
+    original = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
         try:
             try:
                 fcntl.ioctl(copy, _FICLONE, original)
             except OSError:
                 _copy_data(original, copy)
-            stat = os.fstat(original)
-            os.utime(copy, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            status = os.fstat(original)
+            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fchmod(copy, _mode(status))
             os.fsync(copy)
         finally:
             os.close(copy)
@@ -31,15 +36,26 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path, *, without: frozenset[str] = frozenset()) -> None:
-    """Copy a directory with all below it, but for the entries of it named in `without`."""
-    target.mkdir(parents=True, exist_ok=True)
+    """Copy a directory with all below it, but for the entries of it named in `without`.
+
+    A symbolic link is copied as one, never followed; what is no file, directory or link is left out.
+    """
+    Disk().create_directory(target)
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
         if entry.name in without:
             continue
-        if entry.is_dir():
+        if entry.is_symlink():
+            (target / entry.name).symlink_to(os.readlink(entry.path))
+        elif entry.is_dir():
             copy_tree(source / entry.name, target / entry.name)
         elif entry.is_file():
             copy_file(source / entry.name, target / entry.name)
+    target.chmod(_mode(source.stat()))
+
+
+def _mode(status: os.stat_result) -> int:
+    """The mode of a copy: the original's, but others may not write to it."""
+    return stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH)
 
 
 def unshare(path: Path) -> None:
@@ -62,7 +78,16 @@ def _copy_data(source: int, target: int) -> None:
         except OSError:  # nothing but a hole is left
             return
         while position < end:
-            copied = os.copy_file_range(source, target, min(_CHUNK_SIZE, end - position), position, position)
+            copied = _copy_range(source, target, min(_CHUNK_SIZE, end - position), position)
             if not copied:
                 return
             position += copied
+
+
+def _copy_range(source: int, target: int, size: int, position: int) -> int:
+    try:
+        return os.copy_file_range(source, target, size, position, position)
+    except OSError as error:
+        if error.errno not in _NO_COPY_RANGE:
+            raise
+    return os.pwrite(target, os.pread(source, size, position), position)

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.layout import checkpoint, names, timer
+from stratalog.layout.batch import batch_size_of
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from stratalog.layout.names import is_index_name, offset_of
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.store.message import Message
 from stratalog.tools.dump_files import (
     Item,
     dump_batch_queue,
@@ -75,21 +78,27 @@ class Asked:
             return (
                 self.key in (None, message.unique_key, *keys)
                 and self.tags in (None, message.tags)
-                and self._wants_place(message.topic, message.queue_id)
-                and _within(message.queue_offset, self.first_offset, self.end_offset)
+                and self._wants_record(message)
                 and _within(message.store_timestamp, self.begin_ms, None if self.end_ms is None else self.end_ms + 1)
             )
         if self.key is not None or self.tags is not None:
             return False
-        number, moment = (
-            item.values.get("queue_offset", item.values.get("base_offset")),
-            item.values.get("store_timestamp"),
-        )
+        number = item.values.get("queue_offset", item.values.get("base_offset"))
+        moment = item.values.get("store_timestamp")
         return (
             ((self.topic is None and self.queue_id is None) or (place is not None and self._wants_place(*place)))
-            and _within(number, self.first_offset, self.end_offset)
+            and _within(number, self.first_offset, self.end_offset, item.values.get("batch_size", 1))
             and _within(moment, self.begin_ms, None if self.end_ms is None else self.end_ms + 1)
         )
+
+    def _wants_record(self, message: Message) -> bool:
+        """By its own queue, or by the light queue that is asked for; a batch by any of its messages."""
+        topic, queue_id, number = message.topic, message.queue_id, message.queue_offset
+        count, _ = batch_size_of(message.sys_flag, message.raw_properties, number)
+        if self.topic is not None and topic != self.topic and is_light(self.topic):
+            number = light_offset(message.raw_properties, self.topic)
+            topic, queue_id, count = (self.topic, LIGHT_QUEUE_ID, 1) if number >= 0 else (topic, queue_id, count)
+        return self._wants_place(topic, queue_id) and _within(number, self.first_offset, self.end_offset, count)
 
     def _wants_place(self, topic: str, queue_id: int) -> bool:
         return self.topic in (None, topic) and self.queue_id in (None, queue_id)
@@ -99,10 +108,11 @@ class Asked:
         return place is None or self._wants_place(*place)
 
 
-def _within(value: int | None, first: int | None, end: int | None) -> bool:
+def _within(value: int | None, first: int | None, end: int | None, count: int = 1) -> bool:
+    """Whether any of [value, value + count) is in [first, end)."""
     if first is None and end is None:
         return True
-    return value is not None and (first is None or value >= first) and (end is None or value < end)
+    return value is not None and (first is None or value + count > first) and (end is None or value < end)
 
 
 def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> Iterator[Item]:
@@ -115,6 +125,7 @@ def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> 
     if kind is not None and kind not in READERS:
         raise ConfigurationError(f"there is no type {kind!r}; there are {', '.join(READERS)}")
     if path.is_dir():
+        next(path.iterdir(), None)  # raises where `rglob` would pass over what it may not read
         files = [(found, file) for file in path.rglob("*") if (found := kind_by_path(file)) and file.is_file()]
         files = [(found, file) for found, file in files if kind in (None, found)]
         files.sort(key=lambda entry: (_ORDER[entry[0]], entry[1].parts))

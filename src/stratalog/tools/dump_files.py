@@ -4,6 +4,7 @@ Every reader yields what it finds with its position, steps over what cannot be r
 a time. The files are only read.
 """
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -40,7 +41,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
-from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.index_file import index_sizes
 from stratalog.store.message import Message, message_at
 from stratalog.tools.survey import closes_file, last_written, next_record
@@ -150,11 +151,13 @@ def _unit(queue_offset: int, unit: Any) -> tuple[str, dict[str, Any]]:
 
 
 def dump_batch_queue(path: Path) -> Iterator[Item]:
-    """Units of a BatchConsumeQueue."""
+    """Units of a BatchConsumeQueue; a unit of lost messages says which they are."""
 
     def unit_of(_: int, unit: Any) -> tuple[str, dict[str, Any]]:
         if not unit.size:
             return "unwritten", {}
+        if is_filler(unit.size, unit.tags_code):
+            return "lost-batch", {"base_offset": unit.base_offset, "batch_size": unit.batch_size}
         is_sane = unit.commit_log_offset >= 0 and unit.size > 0 and unit.base_offset >= 0 and unit.batch_size > 0
         return (
             ("batch-unit", unit._asdict()) if is_sane else ("damage", unit._asdict() | {"reason": "impossible values"})
@@ -200,7 +203,10 @@ def _units(path: Path, layout: Layout, told: Callable[[int, Any], tuple[str, dic
 
 def dump_extension(path: Path) -> Iterator[Item]:
     """Units of a ConsumeQueueExt file with their bitmaps."""
-    data, position = memoryview(path.read_bytes()), 0
+    if not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        data, position = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), 0
     while position + EXTENSION_END.size <= len(data):
         size = EXTENSION_END.unpack(data, position).mark
         if size < EXTENSION_UNIT.size or position + size > len(data):
@@ -257,9 +263,13 @@ def _slot_count(path: Path, size: int, disk: PrivateDisk) -> int:
     return usual
 
 
+def _begin_of(path: Path, size: int) -> bytes:
+    return Disk().read(path, size_max=size, cut=True) or b""
+
+
 def dump_checkpoint(path: Path) -> Iterator[Item]:
     """The checkpoint, and stratalog's seal in it."""
-    data = path.read_bytes()
+    data = _begin_of(path, checkpoint.FILE_SIZE)
     values = checkpoint.CHECKPOINT.unpack(data)._asdict()
     yield Item("checkpoint", path, 0, checkpoint.CHECKPOINT.size, values, data=data, layout=checkpoint.CHECKPOINT)
     at = checkpoint.SEAL_POSITION
@@ -270,7 +280,7 @@ def dump_checkpoint(path: Path) -> Iterator[Item]:
 
 def dump_timer_check(path: Path) -> Iterator[Item]:
     """Progress of the timer."""
-    data = path.read_bytes()
+    data = _begin_of(path, timer.CHECK.size)
     yield Item(
         "timer-check", path, 0, timer.CHECK.size, timer.CHECK.unpack(data)._asdict(), data=data, layout=timer.CHECK
     )
@@ -297,7 +307,7 @@ def dump_timer_log(path: Path) -> Iterator[Item]:
 
 def dump_config(path: Path) -> Iterator[Item]:
     """A JSON file of the broker, as strict JSON."""
-    content = path.read_bytes()
+    content = Disk().read(path) or b""
     try:
         yield Item("config", path, 0, len(content), {"content": decode_loose_json(content)}, data=content)
     except CorruptData as error:
@@ -306,5 +316,5 @@ def dump_config(path: Path) -> Iterator[Item]:
 
 def dump_text(path: Path) -> Iterator[Item]:
     """`abort`, `lock` and the like."""
-    content = path.read_bytes()[:4096]
+    content = _begin_of(path, 4096)
     yield Item("text", path, 0, len(content), {"content": content.decode("utf-8", "backslashreplace")}, data=content)

@@ -21,8 +21,9 @@ from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import OpenFile, PrivateDisk
+from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.repair import refuse_if_locked
-from stratalog.tools.survey import closes_file, next_record, sized
+from stratalog.tools.survey import closes_file, next_record
 from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14
@@ -74,8 +75,9 @@ def map_store(root: Path, *, settings: StoreSettings | None = None) -> StoreMap:
     disk = PrivateDisk()
     if not (root / names.COMMIT_LOG).is_dir():
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
-    settings = sized(settings or StoreSettings(), root, disk)
+    settings, guessed = completed(sized(settings or StoreSettings(), root, disk), root, disk, small=False)
     found = StoreMap(root, _state(root, disk), settings.commit_log_file_size)
+    found.notes += [guess_text(guessed)] if guessed else []
     log = _Log(root, disk, settings.commit_log_file_size)
     try:
         _map_log(found, log)

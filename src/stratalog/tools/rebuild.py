@@ -16,26 +16,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
+from stratalog.layout.light import is_light
+from stratalog.layout.message import Record
 from stratalog.layout.names import is_index_name, offset_of
-from stratalog.layout.queue import UNIT
+from stratalog.layout.queue import BATCH_UNIT, EXTENSION_ADDRESS_BASE, UNIT, fillers, is_extension_address
+from stratalog.layout.record import Layout
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
+from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import open_store
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
-from stratalog.tools.survey import sized
-from stratalog.tools.verify_files import QUEUE_TREES, UNDER_REPAIR, queue_directories
+from stratalog.store.sizes import sized
+from stratalog.tools.copying import copy_file
+from stratalog.tools.evidence import written_units
+from stratalog.tools.own_files import QUARANTINE, STAGING, refuse_links
+from stratalog.tools.unqueued import unqueued
+from stratalog.tools.verify_files import QUEUE_TREES, UNDER_REPAIR, queue_directories, record_at
 
 Part = Literal["queues", "index", "checkpoint"]
 PARTS: tuple[Part, ...] = ("queues", "index", "checkpoint")
-STAGING = f"stratalog-rebuild{UNFINISHED}"
-"""Directory in the store, where the new files are built; RocketMQ passes it over."""
-QUARANTINE = "stratalog-quarantine"
-"""Directory in the store for what was taken out of RocketMQ's."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -50,6 +56,10 @@ class Rebuilt:
     unit_count: int
     index_item_count: int
     damages: tuple[Damage, ...]
+    unqueued: str = ""
+    """Which messages of the log are in no queue, though the old queues led to them or are lost."""
+    bitmap_count: int = 0
+    """Filter bitmaps of queue extensions that were lost: they come from a broker's subscriptions, not from the log."""
 
 
 class _BesideDisk(Disk):
@@ -78,6 +88,12 @@ class _BesideDisk(Disk):
         self._of(directory).clear_unfinished(directory)
 
 
+def check_store(root: Path) -> None:
+    """Raise `NotAStore` where there is no log."""
+    if not (root / names.COMMIT_LOG).is_dir():
+        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+
+
 def rebuild(
     root: Path,
     *,
@@ -91,11 +107,11 @@ def rebuild(
     `progress` is called as by `stratalog.open`.
 
     A queue whose messages have all gone by retention keeps its old files: they alone know its next offset. Raises
-    `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first, `DiskFull`
+    `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first (and where the
+    new queues would lead to fewer messages than the old ones), `DiskFull`
     (the old files are still there then), `NotAStore`.
     """
-    if not (root / names.COMMIT_LOG).is_dir():
-        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+    check_store(root)
     release = Disk().lock(root / names.LOCK)
     try:
         return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
@@ -105,9 +121,10 @@ def rebuild(
 
 def rebuild_locked(
     root: Path, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None, *, may_serve_less: bool = False,
 ) -> Rebuilt:  # fmt: skip
-    """`rebuild` for a caller who holds the store's lock."""
+    """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`."""
+    refuse_links(root, but=(names.COMMIT_LOG,))
     disk, staging = Disk(), root / STAGING
     settings = _settings(settings, root)
     if "index" not in parts and "checkpoint" not in parts:
@@ -116,8 +133,20 @@ def rebuild_locked(
     try:
         _prepare(root, staging)
         rebuilt = _build(staging, settings, clock_ns, progress)
-        carried = _carry_over(root, staging, disk)
-        rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts))
+        missing = (
+            unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
+            if "queues" in parts
+            else []
+        )
+        if missing and not may_serve_less:
+            raise CorruptData(
+                f"{_told_unqueued(missing)}. Nothing was changed; `stratalog repair` restores such records",
+                path=str(root / names.COMMIT_LOG),
+            )
+        bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
+        carried = _carry_over(root, staging, disk, only_expired=may_serve_less)
+        rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count)
+        rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
         _swap(root, staging, rebuilt.parts, disk)
     finally:
@@ -125,10 +154,21 @@ def rebuild_locked(
     return rebuilt
 
 
+def _told_unqueued(records: list[Record]) -> str:
+    first = records[0]
+    return (
+        f"{len(records):,} messages of the log would be missing in their queues, the first at log offset "
+        f"{first.commit_log_offset:,}: it says that it has offset {first.queue_offset:,} in "
+        f"{first.topic.decode(errors='replace')}/{first.queue_id}, and other records say otherwise"
+    )
+
+
 def _settings(settings: StoreSettings, root: Path) -> StoreSettings:
-    """Settings with the sizes that the old files had; of a damaged index, with RocketMQ's ratio of slots to items."""
+    """Settings with the sizes that the old files had; of a damaged index, with RocketMQ's ratio of slots to items.
+    Queues have extensions if the broker gave the newest message one."""
     disk = PrivateDisk()
     found = sized(settings, root, disk)
+    found = replace(found, enable_consume_queue_ext=settings.enable_consume_queue_ext or _extends(root, disk))
     if found.max_hash_slot_num is None or found.max_index_num is None:
         ratio = ITEM_CAPACITY // SLOT_COUNT
         for name, size in disk.files(root / names.INDEX).items():
@@ -143,18 +183,57 @@ def _settings(settings: StoreSettings, root: Path) -> StoreSettings:
     return found
 
 
+def _extends(root: Path, disk: Disk) -> bool:
+    """Whether the newest unit points to an extension; without any unit, whether there are extensions."""
+    if not any(disk.files(directory) for *_, directory in queue_directories(root, names.CONSUME_QUEUE_EXT, disk)):
+        return False
+    newest = -1, EXTENSION_ADDRESS_BASE
+    for topic, queue_id, directory in queue_directories(root, names.CONSUME_QUEUE, disk):
+        for place, unit in [] if is_light(topic) else _newest_unit(directory, disk):  # light queues never have one
+            record = record_at(root, unit[0], disk)
+            own = (topic.encode(), queue_id, place)
+            if record and (record.topic, record.queue_id, record.queue_offset) == own:  # not another queue's, by damage
+                newest = max(newest, (unit[0], unit[2]))
+    return is_extension_address(newest[1])
+
+
+def _newest_unit(directory: Path, disk: Disk) -> list[tuple[int, tuple[int, int, int]]]:
+    """Queue offset and fields of the last unit in a queue's files that stands for a message; empty without one."""
+    for name in reversed(disk.files(directory)):
+        stored = (directory / name).read_bytes()
+        units = np.frombuffer(stored, UNIT.dtype, len(stored) // UNIT.size)
+        real = np.flatnonzero((units["size"] > 0) & ~fillers(units))
+        if real.size:
+            return [((offset_of(name) or 0) // UNIT.size + int(real[-1]), units[real[-1]].item())]
+    return []
+
+
+def _bitmap_count(root: Path, staging: Path, disk: Disk) -> int:
+    """Filter bitmaps in the extensions of the queues that were built again."""
+    return sum(
+        count_bitmaps((directory / name).read_bytes())
+        for topic, queue_id, directory in queue_directories(root, names.CONSUME_QUEUE_EXT, disk)
+        if (staging / names.CONSUME_QUEUE / topic / str(queue_id)).exists()
+        for name in disk.files(directory)
+    )
+
+
 def _prepare(root: Path, staging: Path) -> None:
     """A store with the same log, configuration and kinds of queues."""
     foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
     if foreign:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
-    staging.mkdir()
+    disk = Disk()
+    disk.create_directory(staging)
     (staging / names.COMMIT_LOG).symlink_to((root / names.COMMIT_LOG).absolute(), target_is_directory=True)
-    if (root / names.CONFIG).is_dir():
-        shutil.copytree(root / names.CONFIG, staging / names.CONFIG)
+    for name in disk.files(root / names.CONFIG):
+        disk.create_directory(staging / names.CONFIG)
+        copy_file(root / names.CONFIG / name, staging / names.CONFIG / name)
     for tree in (names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT):
-        for topic in Disk().directories(root / tree):
-            (staging / tree / topic).mkdir(parents=True)
+        for topic in disk.directories(root / tree):
+            disk.create_directory(staging / tree / topic)
+    for topic in filter(is_light, disk.directories(root / names.CONSUME_QUEUE)):
+        disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # the sign by which the store has light queues
 
 
 def _build(
@@ -170,8 +249,11 @@ def _build(
     )  # fmt: skip
 
 
-def _carry_over(root: Path, staging: Path, disk: Disk) -> list[Path]:
-    """Link the files of queues that the log has no message of; returns the simple queues among them."""
+def _carry_over(root: Path, staging: Path, disk: Disk, *, only_expired: bool) -> list[Path]:
+    """Link the files of queues that the log has no message of; returns the directories of their units. With
+    `only_expired`, those that lead to nothing from the log's begin on: a repair knows what the others lead to."""
+    begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
+    log_begin = min(begins, default=0)
     carried = []
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
@@ -179,12 +261,19 @@ def _carry_over(root: Path, staging: Path, disk: Disk) -> list[Path]:
             built = staging / names.CONSUME_QUEUE / topic / str(queue_id)
             if new.exists() or (tree == names.CONSUME_QUEUE_EXT and built.exists()):
                 continue
-            new.mkdir(parents=True)
+            layout = BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT
+            if only_expired and tree != names.CONSUME_QUEUE_EXT and _leads_into(old, layout, log_begin, disk):
+                continue
+            disk.create_directory(new)
             for name in disk.files(old):
                 os.link(old / name, new / name)
-            if tree == names.CONSUME_QUEUE:
+            if tree != names.CONSUME_QUEUE_EXT:
                 carried.append(new)
     return carried
+
+
+def _leads_into(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> bool:
+    return any(bool(np.any(units[1] >= log_begin)) for units in written_units(directory, layout, disk))
 
 
 def _seal_carried(staging: Path, carried: list[Path], disk: Disk, settings: StoreSettings) -> None:
@@ -198,12 +287,16 @@ def _seal_carried(staging: Path, carried: list[Path], disk: Disk, settings: Stor
 
 
 def _unit_count(directory: Path, disk: Disk) -> int:
-    first, end = queue_span(directory, disk)
-    return end - first
+    """Units in a queue's files."""
+    if directory.parents[1].name == names.CONSUME_QUEUE:
+        first, end = queue_span(directory, disk)
+        return end - first
+    stored = b"".join((directory / name).read_bytes() for name in disk.files(directory))
+    return int(np.count_nonzero(np.frombuffer(stored, BATCH_UNIT.dtype, len(stored) // BATCH_UNIT.size)["size"] > 0))
 
 
 def queue_span(directory: Path, disk: Disk) -> tuple[int, int]:
-    """Queue offsets of the first unit in a queue's files and behind the last one written, without loading the queue."""
+    """Queue offsets of the first unit in a queue's files and after the last one written, without loading the queue."""
     files = [
         (start, name, size) for name, size in disk.files(directory).items() if (start := offset_of(name)) is not None
     ]

@@ -5,27 +5,30 @@ Every step can be killed and done again. What is overwritten was set aside befor
 `abort` goes when queues and index were built again. A file with several names (hard links) gets its own copy first.
 """
 
-import contextlib
 import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.names import ABORT, LOCK
-from stratalog.store.disk import UNFINISHED, ClockNs, Disk
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT
+from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.tools.copying import copy_file, copy_tree, unshare
-from stratalog.tools.rebuild import QUARANTINE, STAGING, rebuild_locked
-from stratalog.tools.repair_plan import Action, RepairPlan, log_stamps
+from stratalog.tools.own_files import QUARANTINE, STAGING, refuse_links
+from stratalog.tools.rebuild import rebuild_locked
+from stratalog.tools.repair_actions import Action, lost_json, told
+from stratalog.tools.repair_plan import RepairPlan, log_stamps
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR
-from stratalog.tools.verify_report import VerifyReport
+from stratalog.tools.verify_report import Problem, VerifyReport
 
 UNFINISHED_COPY = "stratalog-copy-unfinished"
-"""Stands in a copy until it is repaired: a copy that was killed is made anew."""
+"""Stands in a copy until it is repaired. Nothing is removed from a directory in which it is found."""
 _CHUNK_SIZE = 1 << 20
+_UNQUEUED_STEP = "read them by their log offsets (`stratalog dump` lists them); no queue offset is known for them"
 
 Step = Callable[[str], None]
 """Told what is being done, before each step."""
@@ -46,55 +49,66 @@ def repair(
     refuse_if_locked(plan.root)
     if log_stamps(plan.root) != plan.stamps:
         raise ConfigurationError(f"{plan.root} has changed since the plan was made: plan again")
+    refuse_links(plan.root)
     root = plan.root if to is None else _copied(plan.root, to, step)
-    release = Disk().lock(root / LOCK)
+    unqueued, release = "", Disk().lock(root / LOCK)
     try:
         if plan.actions:
-            _act(root, plan, clock_ns, step)
+            unqueued = _act(root, plan, clock_ns, step)
     finally:
         release()
     (root / UNFINISHED_COPY).unlink(missing_ok=True)
     step("verify")
-    return verify(root, settings=plan.settings)
+    report = verify(root, settings=plan.settings)
+    if unqueued:
+        report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", unqueued, _UNQUEUED_STEP))
+    return report
 
 
 def refuse_if_locked(root: Path) -> None:
-    """Raise `StoreLocked` when a process holds the store's lock. Looks without opening the lock file, which is a byte's
-    change less and, in the process that holds the lock, would let go of it."""
-    with contextlib.suppress(OSError):
-        inode = f":{(root / LOCK).stat().st_ino}"
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if len(fields) > 5 and fields[3] == "WRITE" and fields[5].endswith(inode):
-                raise StoreLocked(
-                    f"{root} is open in process {fields[4]}: stop that broker, or repair a copy of the files"
-                )
+    """Raise `StoreLocked` when a process holds the store's lock."""
+    owner = lock_owner(root / LOCK)
+    if owner is not None:
+        raise StoreLocked(f"{root} is open in process {owner}: stop that broker, or repair a copy of the files")
 
 
 def _copied(source: Path, target: Path, step: Step) -> Path:
-    """A copy of the store. What a rebuild makes anew is copied too: it is what a failed repair leaves."""
+    """A copy of the store in a new or empty directory. What a rebuild replaces is copied too: it is what a failed
+    repair leaves."""
+    inner, outer = target.resolve(), source.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise ConfigurationError(f"{target} and the store {source} lie in one another: name a directory outside it")
     if target.exists() and any(target.iterdir()):
-        if not (target / UNFINISHED_COPY).exists():
-            raise ConfigurationError(f"{target} is not empty: name a new directory for the repaired copy")
-        shutil.rmtree(target)
-    if target.absolute().is_relative_to(source.absolute()):
-        raise ConfigurationError(f"{target} lies in the store: name a directory outside it")
+        unfinished = (target / UNFINISHED_COPY).exists()
+        what = "holds the unfinished copy of an earlier repair: remove it" if unfinished else "is not empty: keep it"
+        raise ConfigurationError(f"{target} {what}, or name a new directory for the repaired copy")
     step(f"copy to {target}")
-    target.mkdir(parents=True, exist_ok=True)
-    (target / UNFINISHED_COPY).touch()
+    Disk().create_directory(target)
+    (target / UNFINISHED_COPY).touch(FILE_MODE, exist_ok=False)
     copy_tree(source, target, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
     return target
 
 
-def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> None:
-    disk = Disk()
+def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
+    """Do the steps; returns which messages are in no queue afterwards."""
+    disk, unqueued = Disk(), ""
     if not disk.exists(root / ABORT):
         disk.replace(root / ABORT, UNDER_REPAIR)
+    disk.remove(root / SNAPSHOT)  # it is of the store as it was
     for action in plan.actions:
         step(told(action))
         path = root / action.path
         if action.kind in ("extend", "create"):
             _give_size(path, action, disk)
+        elif action.kind == "trim":
+            _set_aside(root, action, disk)
+            unshare(path)
+            os.truncate(path, action.position)
+        elif action.kind == "away":
+            _move_away(root, path, disk)
+        elif action.kind == "mend":
+            _set_aside(root, action, disk)
+            _write(path, [(action.position, action.data)])
         elif action.kind == "cover":
             _set_aside(root, action, disk)
             _cover(path, action)
@@ -109,30 +123,10 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> None:
         elif action.kind == "remove":
             shutil.rmtree(path) if path.is_dir() else disk.remove(path)
         else:
-            rebuild_locked(root, plan.settings, clock_ns)
+            unqueued = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True).unqueued
     if plan.report.clean or any(action.kind == "rebuild" for action in plan.actions):
         disk.remove(root / ABORT)
-
-
-def told(action: Action) -> str:
-    """What a step does, in a few words."""
-    place = f"{action.path} at byte {action.position:,}"
-    if action.kind == "extend":
-        return f"extend {action.path} from {action.position:,} bytes by {action.size:,} zeros"
-    if action.kind == "create":
-        return f"make {action.path} again, empty ({action.size:,} bytes)"
-    if action.kind == "cover":
-        return f"set {action.size:,} bytes of {place} aside and put records in their place that nobody reads"
-    if action.kind == "cut":
-        kept = f"; {len(action.lost):,} placeholders keep the offsets of what is lost" if action.lost else ""
-        return f"set {action.size:,} bytes behind the log's end ({place}) aside and zero them{kept}"
-    if action.kind == "drop":
-        return f"set {action.path} aside: it lies behind the log's end"
-    if action.kind == "config":
-        return f"restore {action.path} from {Path(action.path).name}{BACKUP}"
-    if action.kind == "remove":
-        return f"remove {action.path}: {action.reason}"
-    return "rebuild queues, index and checkpoint from the log"
+    return unqueued
 
 
 def _give_size(path: Path, action: Action, disk: Disk) -> None:
@@ -154,6 +148,7 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
     if target.exists() or not action.size:
         return
     unfinished = target.with_name(target.name + UNFINISHED)
+    unfinished.touch(FILE_MODE)
     with (root / action.path).open("rb") as source, unfinished.open("wb") as copy:
         source.seek(action.position)
         left = action.size
@@ -166,20 +161,33 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
     about = {
         "file": action.path, "position": action.position, "size": action.size, "commitLogOffset": begin,
         "reason": action.reason,
-        "lost": [{"topic": m.topic, "queueId": m.queue_id, "queueOffset": m.queue_offset} for m in action.lost],
+        "lost": [lost_json(message) for message in action.lost],
     }  # fmt: skip
     disk.replace(target.with_suffix(".json"), json.dumps(about, indent=2).encode())
     unfinished.rename(target)
     disk.sync_directory(directory)
 
 
+def _move_away(root: Path, path: Path, disk: Disk) -> None:
+    target = root / QUARANTINE / path.name
+    disk.make_directory(target.parent)
+    while os.path.lexists(target):
+        target = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+    path.rename(target)
+    disk.sync_directory(path.parent)
+    disk.sync_directory(target.parent)
+
+
 def _cover(path: Path, action: Action) -> None:
     assert action.cover
+    _write(path, [(offset - int(path.name), data) for offset, data in action.cover.pieces(action.lost)])
+
+
+def _write(path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
     unshare(path)
-    base = int(path.name)
     with path.open("r+b", buffering=0) as file:
-        for offset, data in action.cover.pieces(action.lost):
-            os.pwrite(file.fileno(), data, offset - base)
+        for position, data in pieces:
+            os.pwrite(file.fileno(), data, position)
         os.fdatasync(file.fileno())
 
 
@@ -192,7 +200,7 @@ def _cut(path: Path, action: Action) -> None:
         for position in range(action.position, end, _CHUNK_SIZE):
             os.pwrite(file.fileno(), bytes(min(_CHUNK_SIZE, end - position)), position)
         os.fdatasync(file.fileno())
-    if action.lost:
+    if action.lost or action.cover.closes_file:
         _cover(path, action)
 
 

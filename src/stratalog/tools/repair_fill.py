@@ -1,23 +1,30 @@
-"""What takes the place of a damaged range of the log, so that RocketMQ reads on behind it and no offset moves.
+"""What takes the place of a damaged range of the log, so that RocketMQ reads on after it and no offset moves.
 
 RocketMQ's recovery and dispatch end at the first bytes that are no record. So a range is covered exactly with whole
-records, of two kinds:
+records. Each has `flag` = LOST_FLAG in its head, whatever else there is room for:
 
 - a *placeholder* for each message that is known to be lost: same topic, queue and queue offset, so that the queue keeps
   its numbers, whoever builds it. It is an inner batch of no messages, compressed: a Java client unwraps it to nothing,
-  and a reader that does not unwrap batches finds an empty body.
+  and a reader that does not unwrap batches finds an empty body. In a batch topic it takes as many offsets as the lost
+  batch did; it stands in the light queues that the lost message stood in. A lost delayed message's placeholder is an
+  ordinary record, which the broker delivers to FILLER_TOPIC when its time has come: an inner batch it would try to
+  deliver for ever.
 - a *filler* for the rest: a rolled back transaction's record, which enters no queue and no index.
 
-Both carry the property `STRATALOG_LOST`, the name under which the bytes were set aside. Where the range goes to the
-file's end, a blank record closes the file as usual. A range of less than a record's smallest size cannot be covered;
-the caller widens it.
+Where there is room they carry the property `STRATALOG_LOST`, the name under which the bytes were set aside. A message
+whose record was too small for a placeholder gets none: its offset stays empty. Where the range goes to the file's end,
+a blank record closes the file as usual. A range of less than a record's smallest size cannot be covered; the caller
+widens it.
 """
 
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from stratalog.errors import CorruptData
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM
+from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, Place, joined_offsets
 from stratalog.layout.message import (
     BLANK,
     FIXED_SIZE_V1,
@@ -27,28 +34,64 @@ from stratalog.layout.message import (
     TOPIC_CHARS_MAX_V1,
     Record,
 )
-from stratalog.layout.properties import encode_properties
+from stratalog.layout.names import SCHEDULE_TOPIC
+from stratalog.layout.properties import DELAY, REAL_QUEUE_ID, REAL_TOPIC, encode_properties
+from stratalog.layout.queue import BATCH_SIZE_MAX
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc
 from stratalog.layout.sysflag import Compression, SysFlag, Transaction
 
+LOST_FLAG = 0x4C4F5354
+"""`flag` in the head of every record that stands for lost bytes: "LOST" in ASCII."""
 LOST_PROPERTY = "STRATALOG_LOST"
 FILLER_TOPIC = b"rmq_sys_stratalog_lost"
 PIECE_SIZE_MAX = 1 << 20
 """Largest record that is made: readers allocate a record's size."""
 SMALLEST = FIXED_SIZE_V1
-_PLACEHOLDER_FLAGS = int(SysFlag.COMPRESSED | SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP) | int(Compression.ZLIB)
+_PLACEHOLDER_FLAGS = int(SysFlag.COMPRESSED) | INNER_FLAGS | int(Compression.ZLIB)
 _NOTHING = zlib.compress(b"")
-_ROOM_FOR_REST = 80
-"""For the body, the property and the record CRC of a placeholder."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LostMessage:
-    """A message whose record cannot be read. Where its unit still stands, that says where the record was."""
+    """A message, or a batch of a batch topic, whose record cannot be read."""
 
     topic: str
     queue_id: int
     queue_offset: int
+    batch_size: int = 0
+    """Messages of the batch; 0 in an ordinary queue."""
+    places: tuple[Place, ...] = ()
+    """Where it stood in light queues."""
+
+    @property
+    def message_count(self) -> int:
+        return self.batch_size or 1
+
+    @property
+    def room(self) -> int:
+        """Bytes that its placeholder takes at least."""
+        return placeholder(self, {}).total_size
+
+
+def placeholder(message: LostMessage, named: dict[str, str], *, with_record_crc: bool = False) -> Record:
+    """The record that stands for a message; `named` are properties beside those that give it its place."""
+    topic = message.topic.encode("utf-8", "surrogateescape")
+    properties = dict(named)
+    if message.batch_size:
+        properties |= {INNER_NUM: str(message.batch_size), INNER_BASE: str(message.queue_offset)}
+    if message.places:
+        properties[MULTI_DISPATCH] = ",".join(name for name, _ in message.places)
+        properties[MULTI_QUEUE_OFFSET] = joined_offsets([offset for _, offset in message.places])
+    is_delayed = message.topic == SCHEDULE_TOPIC
+    if is_delayed:
+        properties |= {DELAY: "1", REAL_TOPIC: FILLER_TOPIC.decode(), REAL_QUEUE_ID: "0"}
+    stored = encode_properties(properties)
+    return Record(
+        topic=topic, body=b"" if is_delayed else _NOTHING, queue_id=message.queue_id, flag=LOST_FLAG,
+        properties=reserve_record_crc(stored) if with_record_crc else stored, queue_offset=message.queue_offset,
+        sys_flag=0 if is_delayed else _PLACEHOLDER_FLAGS,
+        magic=MAGIC_V2 if len(topic) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +108,13 @@ class Cover:
     def pieces(self, lost: Sequence[LostMessage]) -> Iterator[tuple[int, bytes]]:
         """Log offset and bytes of each record, in order. Those of `lost` that there is no room for get none.
 
-        In a range that is closed by a blank record nothing is written behind that. Raises `CorruptData` for a range
+        In a range that is closed by a blank record nothing is written after that. Raises `CorruptData` for a range
         that no record fits into.
         """
         blank_size = BLANK.size if self.closes_file else 0
         if self.size < (BLANK.size if self.closes_file else SMALLEST):
             raise CorruptData(f"{self.size} bytes at log offset {self.begin:,} are too few for a record")
-        records = [self._placeholder(message) for message in lost]
-        for shrunk in (_unnamed, _smallest):
-            if sum(record.total_size for record in records) + blank_size > self.size:
-                records = [shrunk(record, self.with_record_crc) for record in records]
-        while records and sum(record.total_size for record in records) + blank_size > self.size:
-            records.pop()
+        records = self._placeholders(lost, self.size - blank_size)
         rest = self.size - sum(record.total_size for record in records)
         offset = self.begin
         if not self.closes_file and records and (rest < SMALLEST or rest + records[-1].total_size <= PIECE_SIZE_MAX):
@@ -92,34 +130,43 @@ class Cover:
             yield offset, self._encoded(self._filler(size), offset)
             offset += size
 
-    @staticmethod
-    def room_for(message: LostMessage) -> int:
-        """Bytes that a placeholder takes at most where nothing has to be filled up."""
-        return SMALLEST + len(message.topic.encode()) + _ROOM_FOR_REST
+    def fitting(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
+        """Those that there is room for, in order."""
+        left, found = self.size - (BLANK.size if self.closes_file else 0), []
+        for message in lost:
+            size = placeholder(message, {}, with_record_crc=self.with_record_crc).total_size
+            if size <= left:
+                found.append(message)
+                left -= size
+        return found
+
+    def fitting_named(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
+        """As many as there is room for with all properties, in order."""
+        sizes = accumulate(self._placeholder(message).total_size for message in lost)
+        return [message for message, size in zip(lost, sizes, strict=True) if size <= self.size]
 
     def least_size(self, lost: Sequence[LostMessage]) -> int:
-        """Bytes that placeholders take where nothing has to be filled up."""
+        """Bytes that placeholders with all properties take."""
         return sum(self._placeholder(message).total_size for message in lost)
 
+    def _placeholders(self, lost: Sequence[LostMessage], room: int) -> list[Record]:
+        lost = self.fitting(lost)
+        if self.least_size(lost) <= room:
+            return [self._placeholder(message) for message in lost]
+        return [placeholder(message, {}, with_record_crc=self.with_record_crc) for message in lost]
+
     def _placeholder(self, message: LostMessage) -> Record:
-        topic = message.topic.encode()
-        return Record(
-            topic=topic, body=_NOTHING, properties=self._properties(), queue_id=message.queue_id,
-            queue_offset=message.queue_offset, sys_flag=_PLACEHOLDER_FLAGS,
-            magic=MAGIC_V2 if len(topic) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
-        )  # fmt: skip
+        return placeholder(message, {LOST_PROPERTY: self.name}, with_record_crc=self.with_record_crc)
 
     def _filler(self, size: int) -> Record:
+        stored = encode_properties({LOST_PROPERTY: self.name})
         record = Record(
-            topic=FILLER_TOPIC, body=b"", properties=self._properties(), sys_flag=int(Transaction.ROLLBACK)
+            topic=FILLER_TOPIC, body=b"", properties=reserve_record_crc(stored) if self.with_record_crc else stored,
+            flag=LOST_FLAG, sys_flag=int(Transaction.ROLLBACK),
         )  # fmt: skip
         if record.total_size > size:
             record = replace(record, topic=b"", properties=b"")
         return replace(record, body=bytes(size - record.total_size))
-
-    def _properties(self) -> bytes:
-        stored = encode_properties({LOST_PROPERTY: self.name})
-        return reserve_record_crc(stored) if self.with_record_crc else stored
 
     def _encoded(self, record: Record, offset: int) -> bytes:
         stored = replace(
@@ -128,14 +175,11 @@ class Cover:
         return seal_record_crc(stored) if self.with_record_crc and record.properties else stored
 
 
-def _unnamed(record: Record, with_record_crc: bool) -> Record:
-    """A placeholder that does not say where the bytes are."""
-    return replace(record, properties=reserve_record_crc(b"") if with_record_crc else b"")
-
-
-def _smallest(record: Record, with_record_crc: bool) -> Record:
-    """A placeholder that fits where a message without body and properties stood: it is one itself."""
-    return replace(_unnamed(record, with_record_crc), body=b"", sys_flag=0)
+def gap_messages(topic: str, queue_id: int, first: int, end: int) -> list[LostMessage]:
+    """Offsets [first, end) of a batch queue, of which nobody knows how they were batched."""
+    return [
+        LostMessage(topic, queue_id, low, min(BATCH_SIZE_MAX, end - low)) for low in range(first, end, BATCH_SIZE_MAX)
+    ]
 
 
 def _sizes(rest: int) -> Iterator[int]:

@@ -1,167 +1,441 @@
-"""Which messages stood in damaged ranges of the log: by the queue units that still point there, and by the numbers that
-are missing between whole records of a queue."""
+"""What can be restored of a damaged log, and which messages are lost, from the evidence there is.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+First the records that contradict their queues, then those that stand in damaged ranges: each is restored where a unit,
+a hole among its neighbours or the record's own fields say what it was. What is left of the ranges is lost: messages
+that units still lead to, heads without their bodies, offsets missing between neighbours.
+
+Work is linear in the bytes of the log and of the damage: what is tried on a range reads it a few times at most.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stratalog.errors import CorruptData
-from stratalog.layout.loosejson import decode_loose_json
-from stratalog.layout.message import HEAD, MAGIC_V2, TOPIC_LENGTH_V1, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, LMQ_PREFIX, offset_of
-from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers
-from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
-from stratalog.store.disk import Disk
+from stratalog.layout.light import allows_light, is_light
+from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH
+from stratalog.layout.names import is_topic
+from stratalog.layout.sysflag import enters_queue
 from stratalog.store.recovery import Damage
-from stratalog.tools.repair_fill import Cover, LostMessage
-from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import queue_directories
+from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
+from stratalog.tools.mending import claim_of, identity, restored
+from stratalog.tools.repair_fill import LostMessage, gap_messages
+from stratalog.tools.survey import WILD
 
-_GATHER_COUNT = 1 << 14
-_SOMEWHERE = -1
-"""Place of a lost message whose unit was made by recovery."""
-_NUMBERS_MAX = 1 << 20
-"""A jump of queue offsets by more is no damage of ours."""
-QueueKey = tuple[str, int]
+_TRIES = 8
+"""How often a range's bytes may be read for what is tried on it."""
+_TRIES_SIZE_MIN = 1 << 16
+_SLOT_SIZE_MAX = 64 << 20
+_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
+_NUMBER_BITS, _ID_BITS = 62, 31
+
+Read = Callable[[int, int], bytes]
+"""Bytes of the log from a log offset on; fewer where the file ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """A record that is restored: its place and its bytes as they were put."""
+
+    offset: int
+    data: bytes
+    claim: Claim
+    is_damaged: bool
+    """Whether it stands in a damaged range; else it is whole and in the wrong place of a queue."""
 
 
 @dataclass(slots=True)
-class _Queue:
-    """What whole records say of one queue: its last record so far, and the jumps between them."""
+class Findings:
+    """What to do about a log: records to restore, ranges to cover, and what was lost in each."""
 
-    next_number: int
-    end_offset: int
-    first_number: int
-    first_offset: int
-    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Missing numbers [first, end), and the log offsets between which their records stood."""
+    mends: list[Mend] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+    lost: dict[Damage, list[LostMessage]] = field(default_factory=dict)
+    displaced: list[LostMessage] = field(default_factory=list)
+    """Places in light queues that are lost though the message is not."""
+    outcast_count: int = 0
+    """Whole records that belong to no place which is known; they are covered."""
+    scanned_size: int = 0
 
 
-class LostMessages:
-    """Takes the log in order and says, for each damage, which messages were in it.
+class Judge:
+    """Decides from the evidence; call `decide` once."""
 
-    Only ordinary queues are numbered record by record: of batch topics and light queues nothing is said.
-    """
+    def __init__(
+        self, evidence: Evidence, damages: list[Damage], ranges: list[tuple[int, int, int]], read: Read, *,
+        log_begin: int,
+    ) -> None:  # fmt: skip
+        """`damages` in order, the log's tail among them; `ranges` are their pieces in each file, with the bytes that
+        are written there."""
+        self._evidence, self._damages, self._ranges, self._log_begin = evidence, list(damages), ranges, log_begin
+        self._read_log = read
+        self._found = Findings()
+        self._proposed: dict[QueueKey, dict[int, Mend]] = defaultdict(dict)
+        self._heads: dict[int, Claim] = {}
+        self._claimed = sorted(evidence.claims)
+        self._topics = {topic for topic, _ in evidence.queues}
 
-    def __init__(self, root: Path, damages: Sequence[Damage], disk: Disk) -> None:
-        self._damages = damages
-        self._begins = np.array([damage.begin for damage in damages], np.int64)
-        self._ends = np.array([damage.end for damage in damages], np.int64)
-        self._unnumbered = batch_topics(root, disk)
-        self._units = dict(self._units_into_damage(root, disk)) if damages else {}
-        self._queues: dict[tuple[bytes, int], _Queue] = {}
-        self.behind_count = 0
-        """Whole records behind the first damage."""
+    def decide(self) -> Findings:
+        outcast = self._judge_records()
+        for begin, end, written in self._ranges:
+            self._walk(begin, end, written)
+        self._accept()
+        self._found.mends.sort(key=lambda mend: mend.offset)
+        mended = {mend.offset for mend in self._found.mends}
+        for queue, offset, size, number in outcast:
+            is_ahead = queue.room_at(offset)[0] < number  # it would keep others from the queue
+            if offset not in mended and (is_ahead or not is_topic(queue.key[0]) or queue.key[1] < 0):
+                self._damages.append(Damage(offset, offset + size, WILD))
+                self._found.outcast_count += 1
+        self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
+        lost = Lost(self._evidence, self._found.damages, self._heads, self._log_begin)
+        self._found.lost, self._found.displaced = lost.by_damage(), lost.displaced
+        return self._found
 
-    def take(self, survey: FileSurvey) -> None:
-        """The whole records of the next file."""
-        if not len(survey.positions) or not self._damages:
-            return
-        self.behind_count += int(np.count_nonzero(survey.positions + survey.base_offset > self._begins[0]))
-        assert survey.file is not None
-        data = survey.file.map
-        for begin in range(0, len(survey.positions), _GATHER_COUNT):
-            positions = survey.positions[begin : begin + _GATHER_COUNT]
-            heads = survey.file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
-            self._take_heads(data, positions, heads, survey.base_offset)
+    def _read(self, offset: int, size: int) -> bytes:
+        self._found.scanned_size += size
+        return self._read_log(offset, size)
 
-    def _take_heads(self, data: Any, positions: NDArray[np.int64], heads: NDArray[np.void], base: int) -> None:
-        columns = (
-            heads[name].tolist()
-            for name in ("queue_id", "queue_offset", "sys_flag", "magic", "body_size", "total_size")
-        )
-        for position, queue_id, number, sys_flag, magic, body_size, size in zip(
-            positions.tolist(), *columns, strict=True
-        ):
-            if sys_flag & HOSTS_MASK or magic == MAGIC_V2:
-                topic = decode_record(data[position : position + size], verify=False).topic
-            else:
-                at = position + HEAD.size + body_size
-                topic = data[at + TOPIC_LENGTH_V1.size : at + TOPIC_LENGTH_V1.size + data[at]]
-            if enters_queue(sys_flag):
-                self._take_record(topic, queue_id, number, base + position, size)
+    # -- whole records -----------------------------------------------------------------------------------------------
 
-    def _take_record(self, topic: bytes, queue_id: int, number: int, offset: int, size: int) -> None:
-        queue = self._queues.get((topic, queue_id))
-        if queue is None:
-            self._queues[topic, queue_id] = _Queue(number + 1, offset + size, number, offset)
-            return
-        if queue.next_number < number <= queue.next_number + _NUMBERS_MAX:
-            queue.jumps.append((queue.next_number, number, queue.end_offset, offset))
-        queue.next_number = max(queue.next_number, number + 1)
-        queue.end_offset = offset + size
-
-    def _units_into_damage(self, root: Path, disk: Disk) -> Iterator[tuple[QueueKey, dict[int, int]]]:
-        """For each queue: log offsets, by queue offset, of the units that point into a damage or stand for a lost
-        message."""
-        for topic, queue_id, directory in queue_directories(root, CONSUME_QUEUE, disk):
-            if topic in self._unnumbered or topic.startswith(LMQ_PREFIX):
+    def _judge_records(self) -> list[tuple[QueueEvidence, int, int, int]]:
+        """Propose another place for each record that is outvoted; returns those that lost theirs."""
+        claimed, outcast, doubted = np.array(self._claimed, np.int64), [], []
+        for queue in list(self._evidence.queues.values()):
+            places = queue.outvoted()
+            if not is_topic(queue.key[0]) or queue.key[1] < 0:  # no such queue can be
+                places = np.flatnonzero(~queue.certain).tolist()
+            if not is_light(queue.key[0]):
+                columns = (queue.offsets[places], queue.sizes[places], queue.numbers[places])
+                outcast += [(queue, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+            queue.remove(places)
+            if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
-            found: dict[int, int] = {}
-            for name, size in disk.files(directory).items():
-                start = offset_of(name)
-                if start is not None and size >= UNIT.size:
-                    self._add_units(directory / name, start // UNIT.size, found)
-            if found:
-                yield (topic, queue_id), found
+            doubted += [(queue, at) for at in self._doubted(queue, claimed)]
+        for queue, offset, size, _ in outcast:
+            self._propose(offset, size, self._claims_at(offset, size), queue, is_damaged=False)
+        removed: dict[QueueKey, list[int]] = defaultdict(list)
+        for queue, at in doubted:
+            if self._doubt(queue, at):
+                removed[queue.key].append(at)
+        for key, places in removed.items():
+            self._evidence.queues[key].remove(places)
+        for offset in [offset for offset in self._claimed if offset in self._evidence.hidden]:
+            size = self._evidence.hidden[offset]
+            self._propose(offset, size, self._claims_at(offset, size), None, is_damaged=False)
+        return outcast
 
-    def _add_units(self, path: Path, first: int, found: dict[int, int]) -> None:
-        units = np.fromfile(path, UNIT.dtype)
-        offsets, sizes = units["commit_log_offset"].astype(np.int64), units["size"].astype(np.int64)
-        number = np.searchsorted(self._begins, offsets, side="right") - 1
-        inside = (number >= 0) & (sizes > 0) & ~fillers(units) & (offsets < self._ends[np.maximum(number, 0)])
-        for unit in np.flatnonzero(inside).tolist():
-            found[first + unit] = int(offsets[unit])
-        for unit in np.flatnonzero(units["tags_code"] == LOST_TAGS_CODE).tolist():
-            found[first + unit] = _SOMEWHERE
+    @staticmethod
+    def _doubted(queue: QueueEvidence, claimed: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+        """Records that fit in but to which no unit of theirs leads, while another does, or that end a queue too far
+        on."""
+        doubt = ~queue.supported & ~queue.certain
+        if len(claimed):
+            at = np.minimum(np.searchsorted(claimed, queue.offsets), len(claimed) - 1)
+            is_claimed = claimed[at] == queue.offsets
+        else:
+            is_claimed = np.zeros(len(doubt), np.bool_)
+        if len(doubt):
+            is_claimed[-1] |= queue.numbers[-1] > (queue.ends[-2] if len(doubt) > 1 else 0)
+        found: list[int] = np.flatnonzero(doubt & is_claimed).tolist()
+        return found
+
+    def _doubt(self, queue: QueueEvidence, at: int) -> bool:
+        """Weigh a record that fits in against a unit that says otherwise: neighbours on both sides count. True when it
+        is proposed for another place."""
+        offset, size, number, end = (int(column[at]) for column in (
+            queue.offsets, queue.sizes, queue.numbers, queue.ends,
+        ))  # fmt: skip
+        low = int(queue.ends[at - 1]) if at else 0
+        high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else None
+        votes = (number == low) + (end == high)
+        better = []
+        for claim in self._claims_at(offset, size):
+            room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
+            fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) > votes:
+                better.append(claim)
+        is_bit = high is None and number > low and (number ^ low).bit_count() == 1
+        before = int(queue.offsets[at - 1]) if at else self._log_begin
+        if not better and is_bit and not self._has_damage(before, offset):
+            better.append(Claim(*queue.key, low, size, end - number if queue.is_batch else 0))
+        mend = self._mended(offset, self._read(offset, size), better[0], is_damaged=False) if better else None
+        if mend:
+            self._proposed[mend.claim.key][offset] = mend
+        return mend is not None
+
+    def _has_damage(self, begin: int, end: int) -> bool:
+        at = bisect_left(self._damages, begin, key=lambda damage: damage.begin)
+        return at < len(self._damages) and self._damages[at].begin < end
+
+    def _claims_at(self, offset: int, size: int | None = None) -> list[Claim]:
+        found = self._evidence.claims.get(offset, [])
+        return [claim for claim in found if size is None or claim.size == size]
+
+    def _propose(
+        self, offset: int, size: int, claims: Iterable[Claim], queue: QueueEvidence | None, *, is_damaged: bool
+    ) -> bool:
+        """Propose the place that units give a record, or else the only hole that it can have come from."""
+        data = self._read(offset, size)
+        if len(data) < size:
+            return False
+        fitting = [claim for claim in claims if self._takes(offset, claim)]
+        if not fitting and (record := read_record(data)) and queue is not None:
+            fitting = self._from_holes(offset, claim_of(record))
+            fitting = fitting if len(fitting) == 1 else []
+        for claim in fitting:
+            if mend := self._mended(offset, data, claim, is_damaged=is_damaged):
+                self._proposed[claim.key][offset] = mend
+                return True
+        return False
+
+    def _takes(self, offset: int, claim: Claim) -> bool:
+        return claim.size >= FIXED_SIZE_V1 and self._evidence.queue(*claim.key).takes(offset, claim)
+
+    @staticmethod
+    def _mended(offset: int, data: bytes, claim: Claim, *, is_damaged: bool) -> Mend | None:
+        found = restored(data, offset, claim)
+        return Mend(offset, found, claim, is_damaged) if found else None
+
+    def _from_holes(self, offset: int, own: Claim) -> list[Claim]:
+        """Places that differ in one field: the only hole of its queue that it fits into; or one turned bit."""
+        queues = self._evidence.queues
+        low, high = self._evidence.queue(*own.key).room_at(offset)
+        if high is not None and high - low == (own.batch_size or 1):
+            return [Claim(own.topic, own.queue_id, low, own.size, own.batch_size)]
+        found = [
+            Claim(own.topic, own.queue_id, own.queue_offset ^ 1 << bit, own.size, own.batch_size)
+            for bit in range(_NUMBER_BITS)
+        ]
+        found += [
+            Claim(own.topic, own.queue_id ^ 1 << bit, own.queue_offset, own.size, own.batch_size)
+            for bit in range(_ID_BITS)
+            if (own.topic, own.queue_id ^ 1 << bit) in queues
+        ]
+        found += [
+            Claim(topic, own.queue_id, own.queue_offset, own.size, own.batch_size)
+            for topic in _one_bit_off(own.topic)
+            if (topic, own.queue_id) in queues
+        ]
+        if not is_topic(own.topic):
+            size = _stored_size(own.topic)
+            alike = [key for key in queues if key[1] == own.queue_id and _stored_size(key[0]) == size]
+            found += [Claim(*key, own.queue_offset, own.size, own.batch_size) for key in alike]
+        return list(dict.fromkeys(claim for claim in found if self._fills(offset, claim)))
+
+    def _fills(self, offset: int, claim: Claim) -> bool:
+        low, high = self._evidence.queue(*claim.key).room_at(offset)
+        return low <= claim.queue_offset and (claim.end <= high if high is not None else claim.queue_offset == low)
+
+    # -- damaged ranges ----------------------------------------------------------------------------------------------
+
+    def _walk(self, begin: int, end: int, written: int) -> None:
+        """Go through a damaged range from unit to unit, or from head to head, and restore what can be."""
+        position, budget = begin, _TRIES * written + _TRIES_SIZE_MIN
+        while end - position >= FIXED_SIZE_V1 and budget > 0:
+            following = bisect_right(self._claimed, position)
+            limit = min(end, self._claimed[following] if following < len(self._claimed) else end)
+            before = self._found.scanned_size
+            position = self._step(position, limit, end)
+            budget -= self._found.scanned_size - before + HEAD.size
+
+    def _step(self, position: int, limit: int, end: int) -> int:
+        """Restore the record that begins there, if any; returns where to look next. Units lead on to `limit`."""
+        for claim in self._claims_at(position):
+            fits = position + claim.size <= end and claim.size <= _SLOT_SIZE_MAX
+            if fits and self._propose(position, claim.size, [claim], None, is_damaged=True):
+                return position + claim.size
+        head = self._read(position, HEAD.size)
+        if len(head) < HEAD.size or not any(head):
+            return limit
+        stored = int(HEAD.unpack(head).total_size)
+        room = limit - position
+        for size in dict.fromkeys((room, stored)):
+            leaves_room = size == room or size <= room - FIXED_SIZE_V1
+            if FIXED_SIZE_V1 <= size <= _SLOT_SIZE_MAX and leaves_room and self._restore_alone(position, size):
+                return position + size
+        if not FIXED_SIZE_V1 <= stored <= limit - position:
+            return limit
+        own = identity(self._read(position, stored), position) if stored <= _SLOT_SIZE_MAX else None
+        if own and own.topic in self._topics:
+            self._heads[position] = own
+        return position + stored
+
+    def _restore_alone(self, position: int, size: int) -> bool:
+        """Restore a record that no unit leads to, if it fits in where it says it does, or into one hole."""
+        data = self._read(position, size)
+        found = restored(data, position, None) if len(data) == size else None
+        record = read_record(found) if found else None
+        if found is None or record is None:
+            return False
+        claim, known = claim_of(record), self._claims_at(position)
+        if not enters_queue(record.sys_flag):
+            self._found.mends += [] if known else [Mend(position, found, claim, is_damaged=True)]
+            return not known
+        if claim.topic not in self._topics or (known and claim.key not in [other.key for other in known]):
+            return False
+        if self._takes(position, claim) and self._is_near(position, claim):
+            self._proposed[claim.key][position] = Mend(position, found, claim, is_damaged=True)
+            return True
+        fitting = self._from_holes(position, claim)
+        return len(fitting) == 1 and self._propose(position, size, fitting, None, is_damaged=True)
+
+    def _is_near(self, offset: int, claim: Claim) -> bool:
+        """Whether no more messages can be missing before it than the log has room for."""
+        low, high = self._evidence.queue(*claim.key).room_at(offset)
+        return high is not None or claim.queue_offset - low <= max(0, offset - self._log_begin) // _MESSAGE_SIZE_MIN
+
+    # -- acceptance --------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        """Take the proposals that fit in with each other."""
+        for key, mends in self._proposed.items():
+            queue = self._evidence.queue(*key)
+            queue.insert([(m.offset, len(m.data), m.claim.queue_offset, m.claim.end) for m in mends.values()])
+            places = queue.outvoted()
+            refused = {int(queue.offsets[at]) for at in places}
+            queue.remove(places)
+            self._found.mends += [mend for mend in mends.values() if mend.offset not in refused]
+
+
+def _stored_size(topic: str) -> int:
+    return len(topic.encode("utf-8", "surrogateescape"))
+
+
+def _one_bit_off(topic: str) -> Iterator[str]:
+    stored = topic.encode("utf-8", "surrogateescape")
+    for at in range(len(stored)):
+        for bit in range(8):
+            changed = bytearray(stored)
+            changed[at] ^= 1 << bit
+            yield bytes(changed).decode("utf-8", "surrogateescape")
+
+
+def _without(damages: Iterable[Damage], mends: list[Mend]) -> Iterator[Damage]:
+    """What the restored records leave of the ranges."""
+    starts = [mend.offset for mend in mends]
+    for damage in damages:
+        begin = damage.begin
+        for mend in mends[bisect_left(starts, damage.begin) : bisect_left(starts, damage.end)]:
+            if mend.offset > begin:
+                yield Damage(begin, mend.offset, damage.reason)
+            begin = mend.offset + len(mend.data)
+        if begin < damage.end:
+            yield Damage(begin, damage.end, damage.reason)
+
+
+class Lost:
+    """Which messages stood in the ranges that are left: by units, by heads, by offsets that neighbours leave out."""
+
+    def __init__(self, evidence: Evidence, damages: list[Damage], heads: dict[int, Claim], log_begin: int) -> None:
+        self._evidence, self._damages, self._log_begin = evidence, damages, log_begin
+        self._begins = [damage.begin for damage in damages]
+        self._room = [(damage.end - damage.begin) for damage in damages]
+        self._rooms = np.concatenate(([0], np.cumsum(np.array(self._room, np.float64))))
+        self._by_place: dict[int, Claim] = dict(heads)
+        self._found: dict[Damage, list[LostMessage]] = {damage: [] for damage in damages}
+        self.displaced: list[LostMessage] = []
+        """Places in light queues whose record is there and no longer names them."""
+        self._next_place: dict[tuple[Damage, str], int] = {}
+        """The first lost message in a range that may have stood in a light queue, too."""
+        self._taken: dict[QueueKey, list[tuple[int, int, int]]] = defaultdict(list)
+        """Offsets [first, end) whose records are known to have stood in a range, and its number; in order."""
 
     def by_damage(self) -> dict[Damage, list[LostMessage]]:
-        """What was in each damage, in the order of queues and their offsets. Call it when the whole log was taken."""
-        lost: dict[Damage, list[LostMessage]] = {damage: [] for damage in self._damages}
-        room = {damage: damage.end - damage.begin for damage in self._damages}
-        names = {(topic.decode("utf-8", "replace"), queue_id): (topic, queue_id) for topic, queue_id in self._queues}
-        for key in sorted(set(names) | set(self._units)):
-            if key[0] in self._unnumbered:
-                continue
-            queue, units = self._queues.get(names.get(key, (b"", -1))), self._units.get(key, {})
-            for number, damages in self._of_queue(queue, units):
-                message = LostMessage(*key, number)
-                at = units.get(number, _SOMEWHERE)  # without a place: where there is room, in order
-                choice = [d for d in damages if (at < d.end if at >= 0 else room[d] >= Cover.room_for(message))]
-                chosen = (choice or damages[-1:])[0]
-                lost[chosen].append(message)
-                room[chosen] -= Cover.room_for(message)
-        return lost
+        """In each range, in the order of the log as far as it is known."""
+        for offset, claims in self._evidence.claims.items():
+            fitting = [c for c in claims if self._evidence.queue(*c.key).takes(offset, c)]
+            if fitting and self._at(offset) is not None:
+                self._by_place[offset] = fitting[0]
+        for offset in sorted(self._by_place):
+            self._take_place(offset, self._by_place[offset])
+        for offset, claims in sorted(self._evidence.light_claims.items()):
+            damage = self._at(offset)
+            claims = [c for c in claims if self._evidence.queue(*c.key).takes(offset, c)]
+            places = [LostMessage(c.topic, c.queue_id, c.queue_offset) for c in claims]
+            if damage is None:
+                self.displaced += places
+            elif offset not in self._by_place:
+                self._found[self._damages[damage]] += places
+            for claim in claims if damage is not None else ():
+                self._taken[claim.key].append((claim.queue_offset, claim.end, damage or 0))
+        for key in sorted(self._evidence.queues, key=lambda key: (is_light(key[0]), key)):
+            self._take_holes(self._evidence.queues[key])
+        return self._found
 
-    def _of_queue(self, queue: _Queue | None, units: dict[int, int]) -> Iterator[tuple[int, list[Damage]]]:
-        """Numbers that are missing, and the damages that each may have been in."""
-        spans = list(queue.jumps) if queue else []
-        in_front = [n for n, at in units.items() if at >= 0 and (queue is None or n < queue.first_number)]
-        behind = [number for number in units if queue and number >= queue.next_number]
-        if in_front:
-            first, end = min(in_front), queue.first_number if queue else max(in_front) + 1
-            spans.append((first, end, 0, queue.first_offset if queue else int(self._ends[-1])))
-        if behind and queue:
-            spans.append((queue.next_number, max(behind) + 1, queue.end_offset, int(self._ends[-1])))
-        for first, end, begin_offset, end_offset in sorted(spans):
-            damages = [d for d in self._damages if begin_offset <= d.begin and d.end <= end_offset]
-            for number in range(first, end) if damages and end - first <= _NUMBERS_MAX else ():
-                yield number, damages
+    def _at(self, offset: int) -> int | None:
+        """Number of the range that a log offset lies in."""
+        at = bisect_right(self._begins, offset) - 1
+        return at if at >= 0 and offset < self._damages[at].end else None
 
+    def _take_place(self, offset: int, claim: Claim) -> None:
+        at, key = self._at(offset), claim.key
+        queue = self._evidence.queue(*key)
+        taken = self._taken[key]
+        if at is None or not queue.takes(offset, claim) or (taken and claim.queue_offset < taken[-1][1]):
+            return
+        self._taken[key].append((claim.queue_offset, claim.end, at))
+        size = (claim.batch_size or 1) if queue.is_batch else 0
+        message = LostMessage(*key, claim.queue_offset, size, self._evidence.places_at(offset))
+        self._found[self._damages[at]].append(message)
+        self._room[at] -= claim.size
 
-def batch_topics(root: Path, disk: Disk) -> set[str]:
-    """Topics whose queues are BatchConsumeQueues, by their directories and by the configuration."""
-    topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
-    content = disk.read(root / CONFIG / "topics.json")
-    try:
-        table = decode_loose_json(content)["topicConfigTable"] if content else {}
-        topics |= {
-            str(name) for name, config in table.items() if config.get("attributes", {}).get("queue.type") == "BatchCQ"
-        }
-    except (CorruptData, KeyError, TypeError, AttributeError):
-        pass
-    return topics
+    def _take_holes(self, queue: QueueEvidence) -> None:
+        """Offsets that no record has, between records and in front of them, and after them up to the last one that is
+        known to have been given."""
+        numbers, ends, offsets = queue.numbers, queue.ends, queue.offsets
+        taken, log_end = self._taken[queue.key], self._damages[-1].end if self._damages else 0
+        if len(numbers) and not self._log_begin:
+            self._take_hole(queue, 0, int(numbers[0]), 0, int(offsets[0]))
+        for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
+            self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
+        given = [*(end for _, end, _ in taken), *(end for _, end in queue.lost_numbers)]
+        first = int(ends[-1]) if len(ends) else 0 if not self._log_begin else min((n for n, _, _ in taken), default=0)
+        if given and max(given) > first:
+            self._take_hole(queue, first, max(given), int(offsets[-1]) if len(offsets) else self._log_begin, log_end)
+
+    def _take_hole(self, queue: QueueEvidence, low: int, high: int, begin: int, end: int) -> None:
+        """Messages [low, high), whose records stood between two log offsets: in the ranges there, where there is
+        room. Those whose place is known divide them."""
+        first, last = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        taken = self._taken[queue.key]
+        inside = taken[bisect_left(taken, (low, 0, 0)) : bisect_left(taken, (high, 0, 0))]
+        missing = high - low - sum(stop - number for number, stop, _ in inside)
+        room = self._rooms[last] - self._rooms[first] if first < last else 0
+        if not missing or missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) > room:
+            return
+        at = first
+        for number, stop, damage in (*inside, (high, high, last - 1)):
+            for message in self._messages(queue, low, number):
+                while at < damage and self._room[at] < message.room:
+                    at += 1
+                self._place(self._damages[at], message)
+                self._room[at] -= message.room
+            low, at = stop, max(at, damage)
+
+    @staticmethod
+    def _messages(queue: QueueEvidence, low: int, high: int) -> list[LostMessage]:
+        if queue.is_batch:
+            return gap_messages(*queue.key, low, high)
+        return [LostMessage(*queue.key, number) for number in range(low, high)]
+
+    def _place(self, damage: Damage, message: LostMessage) -> None:
+        """A light queue's offset goes to a lost message that has none there, if there is one."""
+        found = self._found[damage]
+        if is_light(message.topic):
+            at = self._next_place.get((damage, message.topic), 0)
+            while at < len(found) and not self._may_stand_in(found[at], message.topic):
+                at += 1
+            self._next_place[damage, message.topic] = at + 1
+            if at < len(found):
+                places = (*found[at].places, (message.topic, message.queue_offset))
+                found[at] = replace(found[at], places=places)
+                return
+        found.append(message)
+
+    @staticmethod
+    def _may_stand_in(message: LostMessage, name: str) -> bool:
+        is_plain = not is_light(message.topic) and not message.batch_size and allows_light(message.topic)
+        return is_plain and name not in dict(message.places)

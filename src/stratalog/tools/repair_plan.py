@@ -3,57 +3,53 @@
 found                                            what is done
 ---------------------------------------------    ---------------------------------------------------------------
 log file shorter than the others                 extended with zeros; what it lost is a damaged range
+log file longer than the others                  the bytes over its size are set aside and cut off
 log file missing in the middle                   made again, empty: all of it is a damaged range
-damaged range with whole records behind it       bytes set aside, range covered by records (see repair_fill)
-bytes behind the log's end                       set aside and zeroed; messages that a properly closed store
-                                                 held there leave placeholders, so that no offset is given twice
+no file of a log in the log's directory          moved to stratalog-quarantine
+record in a damaged range whose unit, neighbours restored: the fields that are known are written
+or other fields say what it was, body sound
+whole record in the wrong place of a queue, by   the same
+its unit and its neighbours
+rest of a damaged range                          bytes set aside, range covered by records (see repair_fill)
+bytes after the log's end                        set aside and zeroed; messages that units still lead to leave
+                                                 placeholders, so that no offset is given twice
 configuration unreadable, its backup readable    the backup takes its place
-what a killed process left behind                removed
+what a killed process left                       removed
 queues, index or checkpoint not as the log       rebuilt
 says, or the log was changed
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
-from stratalog.layout.message import BLANK, decode_record
-from stratalog.layout.names import ABORT, COMMIT_LOG, CONFIG, offset_name, offset_of
+from stratalog.layout.light import is_light
+from stratalog.layout.message import BLANK, Record, decode_record
+from stratalog.layout.names import COMMIT_LOG, offset_name, offset_of
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.disk import UNFINISHED, PrivateDisk
+from stratalog.store.disk import PrivateDisk
 from stratalog.store.recovery import Damage
+from stratalog.store.sizes import sized
+from stratalog.tools.evidence import Evidence
+from stratalog.tools.mending import claim_of
+from stratalog.tools.own_files import refuse_links
+from stratalog.tools.repair_actions import CHANGES_LOG, Action
+from stratalog.tools.repair_files import plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
-from stratalog.tools.repair_lost import LostMessages
-from stratalog.tools.survey import CUT, MISSING, DamageJoin, FileSurvey, sized, survey_log
+from stratalog.tools.repair_lost import Judge
+from stratalog.tools.survey import CUT, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import BACKUP, config_fault, config_files
 from stratalog.tools.verify_report import VerifyReport
 
-ActionKind = Literal["extend", "create", "cover", "cut", "drop", "config", "remove", "rebuild"]
 TAIL = "TAIL"
 _FOREVER = 2**62
 _DERIVED = ("queue", "index", "checkpoint", "files")
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One step. `path` is relative to the store; `position` and `size` are bytes of that file."""
-
-    kind: ActionKind
-    path: str
-    position: int = 0
-    size: int = 0
-    reason: str = ""
-    lost: tuple[LostMessage, ...] = ()
-    """Messages that get placeholders."""
-    cover: Cover | None = None
 
 
 @dataclass(slots=True)
@@ -65,42 +61,67 @@ class RepairPlan:
     report: VerifyReport
     actions: list[Action] = field(default_factory=list)
     whole_count: int = 0
-    """Whole records, all of which are kept."""
+    """Records that are kept, restored ones among them."""
+    message_count: int | None = None
+    """Messages in queues that are kept, those of a batch counted one by one; None when nothing had to be looked at."""
+    mended_count: int = 0
+    """Records that are restored."""
     lost: list[LostMessage] = field(default_factory=list)
     """Messages that cannot be read and that are known by topic, queue and offset."""
+    gone_count: int = 0
+    """Messages before the log's first file that queues still name: removed by retention, or with a lost file."""
     behind_count: int = 0
-    """Whole records behind the first damage, which RocketMQ would drop and which stay."""
+    """Whole records after the first damage, which RocketMQ would drop and which stay."""
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and modification time of the log's files when this was worked out."""
     unmended: list[str] = field(default_factory=list)
     """What no repair can mend."""
+    scanned_size: int = 0
+    """Bytes of damaged ranges that were read, as often as they were."""
+
+    @property
+    def lost_count(self) -> int:
+        """Messages lost; the places of one in light queues are no messages of their own."""
+        return sum(message.message_count for message in self.lost if not is_light(message.topic))
 
 
 def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
     """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
 
-    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired.
+    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and
+    `ConfigurationError` for a store with symbolic links in it.
     """
+    refuse_links(root)
     report = verify(root, settings=settings, progress=progress)
-    settings = sized(settings or StoreSettings(), root, PrivateDisk())
-    plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
     disk = PrivateDisk()
+    is_given = settings is not None and settings.mapped_file_size_commit_log is not None
+    settings = sized(settings or StoreSettings(), root, disk)
+    plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
     if not report.record_count and (report.torn_size or report.damages):
-        raise CorruptData(
-            "not one whole record is in the log: restore it from a copy. If its files have another size than "
-            f"{settings.commit_log_file_size:,} bytes, give mapped_file_size_commit_log",
-            path=str(root / COMMIT_LOG),
-        )
-    _plan_sizes(plan, disk)
-    if report.damages or report.torn_size or _has_units_behind(report):
-        _plan_log(plan)
-        _keep_what_is_written_to(plan)
-    _plan_config(plan, disk)
-    _plan_leftovers(plan, disk)
-    changes_log = any(action.kind in ("extend", "create", "cover", "cut", "drop") for action in plan.actions)
+        raise _no_record(plan)
+    actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_given)
+    if report.damages or report.torn_size or not report.clean or not report.ok:
+        _LogPlan(plan).make()
+    elif report.log_begin:
+        evidence = Evidence(root, settings, disk)
+        evidence.take_units(report.log_begin)
+        plan.gone_count = evidence.gone_count
+    of_log = [action for action in actions if action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG)]
+    plan.actions = [
+        *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
+    ]  # fmt: skip
+    changes_log = any(action.kind in CHANGES_LOG for action in plan.actions)
     if changes_log or any(problem.part in _DERIVED for problem in report.problems):
         plan.actions.append(Action("rebuild", "."))
     return plan
+
+
+def _no_record(plan: RepairPlan) -> CorruptData:
+    return CorruptData(
+        "not one whole record is in the log: restore it from a copy. If its files have another size than "
+        f"{plan.settings.commit_log_file_size:,} bytes, give mapped_file_size_commit_log",
+        path=str(plan.root / COMMIT_LOG),
+    )
 
 
 def log_stamps(root: Path) -> dict[str, tuple[int, int]]:
@@ -109,120 +130,208 @@ def log_stamps(root: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files) if path.is_file()}
 
 
-def _has_units_behind(report: VerifyReport) -> bool:
-    """Whether a properly closed store has queue units of messages that are not in the log any more."""
-    return report.clean and any(problem.part == "queue" for problem in report.problems)
-
-
-def _plan_sizes(plan: RepairPlan, disk: PrivateDisk) -> None:
-    """Give every file of the log its full size; make those that are missing."""
-    full_size, expected = plan.settings.commit_log_file_size, None
-    files = {name: size for name, size in disk.files(plan.root / COMMIT_LOG).items() if offset_of(name) is not None}
-    for name, size in files.items():
-        start = int(name)
-        while expected is not None and expected < start:
-            plan.actions.append(
-                Action("create", f"{COMMIT_LOG}/{offset_name(expected)}", size=full_size, reason=MISSING)
-            )
-            expected += full_size
-        expected = start + full_size
-        if size > full_size:
-            plan.unmended.append(
-                f"{COMMIT_LOG}/{name} has {size:,} bytes, the log's files have {full_size:,}: give "
-                "mapped_file_size_commit_log if the store uses another size"
-            )
-        elif not size and name == max(files):
-            plan.actions.append(Action("remove", f"{COMMIT_LOG}/{name}", reason="a file that was never written"))
-        elif size < full_size:
-            plan.actions.append(Action("extend", f"{COMMIT_LOG}/{name}", size, full_size - size, CUT))
-
-
-def _keep_what_is_written_to(plan: RepairPlan) -> None:
-    """An empty last file goes, unless placeholders of what it held come into it: then it gets its size."""
-    needed = {action.path for action in plan.actions if action.kind in ("cover", "cut")}
+def _keep_what_is_written_to(file_actions: list[Action], plan: RepairPlan) -> list[Action]:
+    """Sizes first, then content. An empty last file goes, unless placeholders come into it: then it gets its size; and
+    so does one that is not there yet."""
+    needed = {action.path for action in plan.actions if action.kind in ("cover", "cut", "mend")}
     full_size = plan.settings.commit_log_file_size
-    plan.actions = [
+    actions = [
         Action("extend", action.path, 0, full_size, CUT)
         if action.kind == "remove" and action.path in needed
         else action
-        for action in plan.actions
+        for action in file_actions
     ]
-
-
-def _plan_log(plan: RepairPlan) -> None:
-    """Cover the damaged ranges and clear what is behind the log's end."""
-    report, full_size = plan.report, plan.settings.commit_log_file_size
-    damages = [damage for damage in report.damages if damage.reason != "TORN"]
-    tail = Damage(report.log_end, _FOREVER, TAIL)
-    known = [*damages, tail] if report.clean else damages
-    lost = LostMessages(plan.root, known, PrivateDisk())
-    edges = _Edges(damages, full_size)
-    surveys = survey_log(plan.root / COMMIT_LOG, PrivateDisk(), file_size=full_size)
-    last: FileSurvey | None = None
-    join = DamageJoin()
-    for survey in surveys:
-        join.take(survey)
-        lost.take(survey)
-        edges.take(survey)
-        if last:
-            last.close()
-        last = survey
-    if last:
-        last.close()
-    plan.behind_count = lost.behind_count if damages else 0
-    by_damage = lost.by_damage()
-    plan.lost = sorted(message for messages in by_damage.values() for message in messages)
-    for damage in damages:
-        _plan_cover(plan, edges, damage, by_damage[damage])
-    if join.open_begin is not None:
-        _plan_tail(plan, edges, join.open_begin, max(0, join.written_end - join.open_begin), by_damage.get(tail, []))
+    made = {action.path for action in actions if action.kind in ("create", "extend")}
+    there = {f"{COMMIT_LOG}/{name}" for name, (size, _) in plan.stamps.items() if size}
+    actions += [Action("create", path, size=full_size, reason=TAIL) for path in sorted(needed - made - there)]
+    return [*actions, *plan.actions]
 
 
 @dataclass(slots=True)
-class _Neighbour:
-    """What is to be known of the whole records beside a range."""
+class _File:
+    """The whole records of one file, restored ones included."""
 
-    position: int
-    size: int
-    store_timestamp: int
-    with_record_crc: bool
-    message: LostMessage | None
+    positions: NDArray[np.int64]
+    sizes: NDArray[np.int32]
 
 
-class _Edges:
-    """The whole records in front of and behind each piece that a damage covers of a file."""
+class _LogPlan:
+    """Restores records, covers what is left of damaged ranges and clears what is after the log's end."""
 
-    def __init__(self, damages: Iterable[Damage], file_size: int) -> None:
-        self._file_size = file_size
-        self._pieces = [piece for damage in damages for piece in split(damage, file_size)]
-        self.before: dict[int, _Neighbour] = {}
-        """By the log offset where the piece begins; only records of the same file."""
-        self.after: dict[int, _Neighbour] = {}
-        """By the log offset where the piece ends."""
-        self.newest: _Neighbour | None = None
+    def __init__(self, plan: RepairPlan) -> None:
+        self._plan = plan
+        self._file_size = plan.settings.commit_log_file_size
+        self._disk = PrivateDisk()
+        self._files: dict[int, _File] = {}
+        self._restored: dict[int, bytes] = {}
+        self._newest = (-1, 0)
 
-    def take(self, survey: FileSurvey) -> None:
-        for begin, end in self._pieces:
-            if not survey.base_offset <= begin < survey.base_offset + self._file_size or not len(survey.positions):
-                continue
-            at = int(np.searchsorted(survey.positions, begin - survey.base_offset))
-            if at:
-                self.before[begin] = self._neighbour(survey, at - 1)
-            if at < len(survey.positions) and survey.positions[at] + survey.base_offset == end:
-                self.after[end] = self._neighbour(survey, at)
-        if len(survey.positions):
-            self.newest = self._neighbour(survey, len(survey.positions) - 1)
+    def make(self) -> None:
+        plan = self._plan
+        evidence = Evidence(plan.root, plan.settings, self._disk)
+        damages, tail, written_end, log_begin = self._look(evidence)
+        evidence.take_units(log_begin)
+        if not plan.report.record_count and (evidence.claims or evidence.gone_count):
+            raise _no_record(plan)
+        self._refuse_foreign(evidence)
+        pieces = [(*piece, piece[1] - piece[0]) for damage in damages for piece in split(damage, self._file_size)]
+        for begin, end in split(Damage(tail.begin, max(tail.begin, written_end), TAIL), self._file_size):
+            if end > begin:  # a record's last bytes may be zeros
+                pieces.append((begin, begin - begin % self._file_size + self._file_size, end - begin))
+        found = Judge(evidence, [*damages, tail], pieces, self._read, log_begin=log_begin).decide()
+        plan.scanned_size = found.scanned_size
+        for mend in found.mends:
+            self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
+        plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count
+        plan.mended_count = len(found.mends)
+        plan.gone_count = evidence.gone_count
+        plan.message_count = sum(
+            int((queue.ends - queue.numbers).sum()) for key, queue in evidence.queues.items() if not is_light(key[0])
+        )
+        for damage in found.damages:
+            lost = sorted(found.lost[damage])
+            plan.lost += lost
+            if damage.end == tail.end:
+                self._plan_tail(damage.begin, written_end, lost)
+            else:
+                self._plan_cover(damage, lost)
+        plan.lost = sorted([*plan.lost, *found.displaced])
 
-    @staticmethod
-    def _neighbour(survey: FileSurvey, number: int) -> _Neighbour:
-        assert survey.file is not None
-        position, size = int(survey.positions[number]), int(survey.sizes[number])
-        record = decode_record(survey.file.map[position : position + size], verify=False)
-        message = LostMessage(record.topic.decode("utf-8", "replace"), record.queue_id, record.queue_offset)
-        return _Neighbour(
-            position, size, record.store_timestamp, has_record_crc(record.properties),
-            message if enters_queue(record.sys_flag) else None,
+    def _look(self, evidence: Evidence) -> tuple[list[Damage], Damage, int, int]:
+        """Take all files; returns the damages in order, the tail, where its bytes end, and the log's begin."""
+        plan, join, damages, last = self._plan, DamageJoin(), list[Damage](), None
+        log_begin = -1
+        surveys = survey_log(plan.root / COMMIT_LOG, PrivateDisk(), file_size=self._file_size)
+        for survey in surveys:
+            log_begin = survey.base_offset if log_begin < 0 else log_begin
+            damages += join.take(survey)
+            evidence.take(survey)
+            self._files[survey.base_offset] = _File(survey.positions, survey.sizes)
+            if damages:
+                plan.behind_count += int(np.count_nonzero(survey.positions + survey.base_offset > damages[0].begin))
+            if len(survey.positions):
+                self._newest = survey.base_offset + int(survey.positions[-1]), int(survey.sizes[-1])
+            if last:
+                last.close()
+            last = survey
+        begin = 0
+        if last:
+            last.close()
+            begin = last.base_offset + self._file_size if join.open_begin is None else join.open_begin
+        return damages, Damage(begin, _FOREVER, TAIL), join.written_end, max(0, log_begin)
+
+    def _refuse_foreign(self, evidence: Evidence) -> None:
+        """Raise `CorruptData` for a log file in which no queue finds a message: nobody can tell which is right."""
+        for base in self._files:
+            number = base // self._file_size
+            led, queued = evidence.led_to[number], evidence.queued_in[number]
+            if led > 1 and queued > 1 and not evidence.agreed_in[number]:
+                raise CorruptData(
+                    f"the file is of another store than the queues: none of the {led:,} units that lead into it finds "
+                    "its message. Put the right file back; or, to keep this one, move consumequeue/ and "
+                    "batchconsumequeue/ away: queues are built again from the log",
+                    path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
+                )
+
+    def _read(self, offset: int, size: int) -> bytes:
+        start = offset - offset % self._file_size
+        path = self._plan.root / COMMIT_LOG / offset_name(start)
+        if not path.is_file():
+            return b""
+        file = self._disk.open(path)
+        try:
+            return file.read(offset - start, min(size, start + self._file_size - offset))
+        finally:
+            file.close()
+
+    def _plan_mend(self, offset: int, data: bytes, *, is_damaged: bool) -> None:
+        position = offset % self._file_size
+        reason = "its head was damaged" if is_damaged else "its unit or its neighbours place it elsewhere in its queue"
+        path = f"{COMMIT_LOG}/{offset_name(offset - position)}"
+        self._plan.actions.append(Action("mend", path, position, len(data), reason, data=data))
+        self._restored[offset] = data
+        self._newest = max(self._newest, (offset, len(data)))
+
+    # -- covering ----------------------------------------------------------------------------------------------------
+
+    def _record_at(self, offset: int, size: int) -> Record:
+        return decode_record(self._restored.get(offset) or self._read(offset, size), verify=False)
+
+    def _beside(self, begin: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """Log offset and size of the whole records directly before and after a range of one file."""
+        start = begin - begin % self._file_size
+        file = self._files.get(start)
+        if file is None or not len(file.positions):
+            return None, None
+        at = int(np.searchsorted(file.positions, begin - start))
+        before = (start + int(file.positions[at - 1]), int(file.sizes[at - 1])) if at else None
+        at = int(np.searchsorted(file.positions, end - start))
+        is_next = at < len(file.positions) and start + int(file.positions[at]) == end
+        return before, (end, int(file.sizes[at])) if is_next else None
+
+    def _plan_cover(self, damage: Damage, lost: list[LostMessage]) -> None:
+        """An action for each file. All placeholders go where there is most room."""
+        pieces = split(damage, self._file_size)
+        widest = max(pieces, key=lambda piece: piece[1] - piece[0])
+        for begin, end in pieces:
+            mine, closes_file = (list(lost) if (begin, end) == widest else []), end % self._file_size == 0
+            before, after = self._beside(begin, end)
+            if end - begin < (BLANK.size if closes_file else SMALLEST):  # too small for a record
+                taken = before if before and sum(before) == begin else after
+                if taken is None:
+                    self._plan.unmended.append(f"{end - begin} bytes at log offset {begin:,} are too few to be covered")
+                    continue
+                mine += self._give_up(*taken)
+                begin, end = min(begin, taken[0]), max(end, sum(taken))
+            self._plan.actions.append(self._covering(begin, end, closes_file, before or after, mine, damage.reason))
+
+    def _give_up(self, offset: int, size: int) -> list[LostMessage]:
+        """The record beside a range that is too small to be covered alone: it is covered, too."""
+        record = self._record_at(offset, size)
+        self._plan.whole_count -= 1
+        if not enters_queue(record.sys_flag):
+            return []
+        claim = claim_of(record)
+        message = LostMessage(claim.topic, claim.queue_id, claim.queue_offset, claim.batch_size)
+        self._plan.lost.append(message)
+        self._plan.message_count = (self._plan.message_count or 0) - message.message_count
+        return [message]
+
+    def _covering(
+        self, begin: int, end: int, closes_file: bool, neighbour: tuple[int, int] | None, lost: list[LostMessage],
+        reason: str,
+    ) -> Action:  # fmt: skip
+        start, size = begin - begin % self._file_size, end - begin
+        neighbour = neighbour or (self._newest if self._newest[0] >= 0 else None)
+        record = self._record_at(*neighbour) if neighbour else None
+        cover = Cover(
+            begin, size, set_aside_name(begin, size), record.store_timestamp if record else 0, closes_file,
+            bool(record and has_record_crc(record.properties)),
         )  # fmt: skip
+        return Action("cover", f"{COMMIT_LOG}/{offset_name(start)}", begin - start, size, reason, tuple(lost), cover)
+
+    def _plan_tail(self, begin: int, written_end: int, lost: list[LostMessage]) -> None:
+        """Cut what is after the log's end, and let placeholders follow, in further files where they need them."""
+        full_size, end = self._file_size, begin
+        while lost or written_end > begin:
+            start = begin - begin % full_size
+            torn_size = max(0, min(written_end, start + full_size) - begin)
+            action = self._covering(begin, begin + torn_size, False, self._newest, [], TAIL)
+            assert action.cover
+            room = replace(action.cover, size=start + full_size - begin - BLANK.size)
+            kept = room.fitting_named(lost)
+            closes_file = len(kept) < len(lost)
+            if closes_file and not kept and begin == start:
+                break  # files too small for one placeholder
+            size = start + full_size - begin if closes_file else room.least_size(kept)
+            cover = replace(action.cover, size=size, closes_file=closes_file)
+            self._plan.actions.append(replace(action, kind="cut", lost=tuple(kept), cover=cover))
+            lost, begin, end = lost[len(kept) :], start + full_size, start + full_size
+            if not lost:
+                break
+        for name in sorted(self._plan.stamps):
+            if (offset_of(name) or 0) >= end > 0 and written_end > end:
+                self._plan.actions.append(Action("drop", f"{COMMIT_LOG}/{name}", 0, full_size, TAIL))
 
 
 def split(damage: Damage, file_size: int) -> list[tuple[int, int]]:
@@ -235,79 +344,6 @@ def split(damage: Damage, file_size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _plan_cover(plan: RepairPlan, edges: _Edges, damage: Damage, lost: list[LostMessage]) -> None:
-    """An action for each file. All placeholders go where there is most room."""
-    full_size = plan.settings.commit_log_file_size
-    pieces = split(damage, full_size)
-    widest = max(pieces, key=lambda piece: piece[1] - piece[0])
-    for piece in pieces:
-        begin, end = piece
-        start, closes_file = begin - begin % full_size, end % full_size == 0
-        before, after = edges.before.get(begin), edges.after.get(end)
-        mine = list(lost) if piece == widest else []
-        if end - begin < (
-            BLANK.size if closes_file else SMALLEST
-        ):  # too small for a record: its neighbour goes with it
-            taken = before or after
-            if taken is None:
-                plan.unmended.append(f"{end - begin} bytes at log offset {begin:,} are too few to be covered")
-                continue
-            begin, end = (start + before.position, end) if before else (begin, end + taken.size)
-            mine += [taken.message] if taken.message else []
-            plan.lost += [taken.message] if taken.message else []
-            plan.whole_count -= 1
-        plan.actions.append(
-            _covering(edges, begin, end, start, closes_file, before or after, tuple(mine), damage.reason)
-        )
-
-
-def _covering(
-    edges: _Edges, begin: int, end: int, start: int, closes_file: bool, neighbour: _Neighbour | None,
-    lost: tuple[LostMessage, ...], reason: str,
-) -> Action:  # fmt: skip
-    size, neighbour = end - begin, neighbour or edges.newest
-    timestamp = neighbour.store_timestamp if neighbour else 0
-    with_crc = bool(neighbour and neighbour.with_record_crc)
-    cover = Cover(begin, size, set_aside_name(begin, size), timestamp, closes_file, with_crc)
-    return Action("cover", f"{COMMIT_LOG}/{offset_name(start)}", begin - start, size, reason, lost, cover)
-
-
 def set_aside_name(begin: int, size: int) -> str:
     """Name of the file with the bytes of a range: where it began, and how long it was."""
     return f"{begin:020d}-{size}"
-
-
-def _plan_tail(plan: RepairPlan, edges: _Edges, begin: int, written: int, lost: list[LostMessage]) -> None:
-    """Cut what stands behind the log's end; files behind it go when something was written into them."""
-    full_size = plan.settings.commit_log_file_size
-    if not written and not lost:
-        return
-    start = begin - begin % full_size
-    torn_size = min(written, start + full_size - begin)
-    action = _covering(edges, begin, begin + torn_size, start, False, edges.newest, (), TAIL)
-    assert action.cover
-    while lost and begin - start + action.cover.least_size(lost) + BLANK.size > full_size:
-        lost = lost[:-1]
-    cover = replace(action.cover, size=action.cover.least_size(lost))
-    plan.actions.append(replace(action, kind="cut", lost=tuple(lost), cover=cover))
-    for name in sorted(plan.stamps):
-        if (offset_of(name) or 0) > begin and written > torn_size:
-            plan.actions.append(Action("drop", f"{COMMIT_LOG}/{name}", 0, full_size, TAIL))
-
-
-def _plan_config(plan: RepairPlan, disk: PrivateDisk) -> None:
-    for path in config_files(plan.root, disk):
-        fault = config_fault(path, disk)
-        if fault is None:
-            continue
-        backup = path.with_name(path.name + BACKUP)
-        if config_fault(backup, disk) is None:
-            plan.actions.append(Action("config", f"{CONFIG}/{path.name}", reason=fault))
-        else:
-            plan.unmended.append(f"{CONFIG}/{path.name} ({fault}) has no backup that can be read: restore it")
-
-
-def _plan_leftovers(plan: RepairPlan, disk: PrivateDisk) -> None:
-    names = [*disk.files(plan.root), *disk.directories(plan.root)]
-    for name in sorted(name for name in names if name.endswith(UNFINISHED) and name != ABORT + UNFINISHED):
-        plan.actions.append(Action("remove", name, reason="left over from a process that was killed"))

@@ -9,21 +9,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import gcd
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
 from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BATCH_ENTRY, BLANK, HEAD, MAGIC_BLANK, PROPERTIES_LENGTH, decode_record
-from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, offset_name, offset_of
+from stratalog.layout.names import (
+    offset_name,
+    offset_of,
+)
 from stratalog.layout.record import Layout
-from stratalog.store.commit_log import log_file_size
 from stratalog.store.disk import Disk, MappedFile
-from stratalog.store.index_file import index_sizes
 from stratalog.store.recovery import Damage
 
 CHUNK_RECORDS = 1 << 16
@@ -40,6 +39,8 @@ _QUEUE_OFFSET = HEAD.position("queue_offset")
 _QUEUE_OFFSETS = Layout("queue offset in a record's head", HEAD.fields[5], size=8, source=HEAD.source)
 _MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
 """Each message takes this much of the log at least, be it in a batch."""
+MISSING_MAX = 1000
+"""Files missing in a row; where more would be, one of the names is wrong."""
 _OFFSETS_AHEAD_MAX = 1 << 27
 """Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
 
@@ -85,31 +86,6 @@ class FileSurvey:
             self.file.close()
 
 
-def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
-    """These settings with the sizes that the files of a store show, damaged ones among them."""
-    queue_sizes: dict[int, int] = {}
-    for topic in disk.directories(root / CONSUME_QUEUE):
-        for queue_id in disk.directories(root / CONSUME_QUEUE / topic):
-            for name, size in disk.files(root / CONSUME_QUEUE / topic / queue_id).items():
-                if offset_of(name) is not None and size:
-                    queue_sizes[size] = queue_sizes.get(size, 0) + 1
-        if sum(queue_sizes.values()) > 100:  # enough to know what is usual
-            break
-    return settings.with_sizes(
-        commit_log=_log_file_size(root / COMMIT_LOG, disk),
-        consume_queue=max(queue_sizes, key=lambda size: queue_sizes[size], default=None),
-        index_sizes=index_sizes(disk, root / INDEX),
-    )
-
-
-def _log_file_size(directory: Path, disk: Disk) -> int | None:
-    """Size of the log's files, though some were cut, all but one are lost, or one is too long: names tell, too."""
-    largest = log_file_size(disk, directory)
-    starts = [start for name in disk.files(directory) if (start := offset_of(name)) is not None]
-    steps = gcd(*(high - low for low, high in pairwise(starts)), *starts)
-    return largest if largest is None or not steps or steps % largest == 0 else steps
-
-
 def survey_log(
     directory: Path, disk: Disk, *, file_size: int, threads: int | None = None, advance: Advance | None = None
 ) -> Iterator[FileSurvey]:
@@ -134,8 +110,14 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
     expected: int | None = None
     for name in disk.files(directory):
         start = offset_of(name)
-        if start is None:
+        if start is None or start % file_size or (expected is not None and start < expected):
             continue
+        if expected is not None and start - expected > MISSING_MAX * file_size:
+            raise CorruptData(
+                f"{(start - expected) // file_size:,} files are missing in front of this one: if it is none of this "
+                "store's, move it out of the directory",
+                path=str(directory / name),
+            )
         while expected is not None and expected < start:
             yield directory / offset_name(expected), expected
             expected += file_size
@@ -148,7 +130,7 @@ def survey_file(
 ) -> FileSurvey:
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
-    if not path.exists() or not path.stat().st_size:
+    if not path.is_file() or not path.stat().st_size:
         return found
     file = found.file = disk.map(path)
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)

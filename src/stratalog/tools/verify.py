@@ -5,7 +5,8 @@ Nothing is recovered first and files are mapped privately: damage is seen as it 
 opened can be checked, and no byte is changed.
 
 After an unclean stop (or beside a running broker) queues and index may trail the log: what is missing at their end is
-then counted as `units_behind` and `index_items_behind`, not as a problem, because the next opening writes it.
+then counted as `units_behind` and `index_items_behind`, not as a problem, because the next opening writes it. What is
+known to them, to the checkpoint or the snapshot, and not in the log, is a problem.
 """
 
 import threading
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore
-from stratalog.layout.names import COMMIT_LOG
-from stratalog.store.disk import PrivateDisk
+from stratalog.layout.names import COMMIT_LOG, LOCK
+from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.recovery import Damage
-from stratalog.tools.survey import CUT, MISSING, WILD, DamageJoin, FileSurvey, sized, survey_log
-from stratalog.tools.verify_files import check_checkpoint, check_files, log_files_size, was_closed
+from stratalog.store.sizes import sized
+from stratalog.tools.survey import CUT, MISSING, WILD, DamageJoin, FileSurvey, survey_log
+from stratalog.tools.verify_files import check_checkpoint, check_files, check_snapshot, log_files_size, was_closed
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
 from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, VerifyReport
@@ -72,7 +74,7 @@ def verify(
             raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
     disk = PrivateDisk()
     settings = sized(settings, root, disk)
-    report = VerifyReport(str(root), was_closed(root, disk))
+    report = VerifyReport(str(root), was_closed(root, disk), lock_owner(root / LOCK) is not None)
     check_files(root, settings, disk, report)
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
@@ -89,6 +91,7 @@ def verify(
     for check in checks:
         check.finish()
     check_checkpoint(root, disk, report)
+    check_snapshot(root, disk, report)
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
 
@@ -126,7 +129,7 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chu
             assert survey.file is not None
             yield Chunk(survey.file, survey.base_offset, survey.positions[part], survey.sizes[part])
         if len(survey.positions):
-            report.log_end = survey.base_offset + survey.end
+            report.log_end = survey.base_offset + (survey.full_size if survey.is_closed else survey.end)
         if last:
             last.close()
         last = survey

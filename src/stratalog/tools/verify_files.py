@@ -9,11 +9,11 @@ from stratalog.errors import CorruptData
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
-from stratalog.layout.message import HEAD, decode_record
+from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
-from stratalog.store.snapshot import is_whole
+from stratalog.store.snapshot import has_whole_snapshot, noted_log
 from stratalog.tools.verify_report import REBUILD, Part, Problem, VerifyReport
 
 BACKUP = ".bak"
@@ -22,13 +22,14 @@ QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUE
 """Directories that hold one directory for each topic, in that one for each queue, in that data files."""
 UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 """What a repair writes into `abort` while it works on such a store."""
+_RESTORE = "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost"
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 _CONFIG_STEP = "stratalog repair takes the backup; without one, restore the file or let the broker write it anew"
 
 
 def was_closed(root: Path, disk: Disk) -> bool:
     """Whether the last stop was clean, though a repair may have been killed since."""
-    return disk.read(root / names.ABORT) in (None, UNDER_REPAIR)
+    return disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR) + 1, cut=True) in (None, UNDER_REPAIR)
 
 
 def log_files_size(root: Path, disk: Disk, file_size: int) -> int:
@@ -54,8 +55,7 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         "give mapped_file_size_commit_log"
     )
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
-    snapshot = disk.read(root / names.SNAPSHOT)
-    if snapshot is not None and not is_whole(snapshot):
+    if not has_whole_snapshot(root, disk):
         step = "remove it: it is written anew when the store is closed"
         _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
     for tree in QUEUE_TREES:
@@ -103,10 +103,10 @@ def config_files(root: Path, disk: Disk) -> Iterator[Path]:
 
 def config_fault(path: Path, disk: Disk) -> str | None:
     """Why a configuration file cannot be read, None when it can."""
-    content = disk.read(path)
-    if not content:
-        return "no file" if content is None else "an empty file"
     try:
+        content = disk.read(path)
+        if not content:
+            return "no file" if content is None else "an empty file"
         decode_loose_json(content)
     except CorruptData as error:
         return str(error)
@@ -130,18 +130,19 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
 def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     """The checkpoint must name a record of the log; it may trail, but not be ahead. Call it when the log is known."""
     path = root / names.CHECKPOINT
-    stored = disk.read(path)
+    stored = disk.read(path, size_max=FILE_SIZE + 1, cut=True)
     rebuild = "run `stratalog rebuild --checkpoint` while the store is closed"
     if stored is None:
         return
     if len(stored) != FILE_SIZE:
-        _add(report, path, f"{FILE_SIZE:,} bytes", f"{len(stored):,} bytes", rebuild, part="checkpoint")
+        _add(report, path, f"{FILE_SIZE:,} bytes", f"{path.stat().st_size:,} bytes", rebuild, part="checkpoint")
         return
     checkpoint = Checkpoint.load(root, disk)
     if checkpoint.seal is None and SEAL.unpack(stored, SEAL_POSITION).log_end_offset:  # 0: of an empty store
         _add(report, path, "counts that fit their CRC", "others", rebuild, position=SEAL_POSITION, part="checkpoint")
+    _check_seal(path, checkpoint, report)
     offset = checkpoint.logics_commit_log_offset
-    if offset and not report.in_damage(offset) and offset >= report.log_begin and not _is_record(root, offset, disk):
+    if offset and not report.in_damage(offset) and offset >= report.log_begin and record_at(root, offset, disk) is None:
         _add(
             report, path, "the log offset of a record", f"{offset:,}, where none begins (the log ends at "
             f"{report.log_end:,}): after a crash RocketMQ would not look at what is before it", rebuild,
@@ -149,7 +150,34 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
         )  # fmt: skip
 
 
-def _is_record(root: Path, commit_log_offset: int, disk: Disk) -> bool:
+def _check_seal(path: Path, checkpoint: Checkpoint, report: VerifyReport) -> None:
+    if checkpoint.seal and not report.is_live and _is_shorter(report, checkpoint.seal.log_end_offset):
+        what = f"a log that reaches offset {checkpoint.seal.log_end_offset:,}, as it did when this was written"
+        found = f"its end at {report.log_end:,}"
+        _add(report, path, what, found, _RESTORE, position=SEAL_POSITION, part="checkpoint")
+
+
+def _is_shorter(report: VerifyReport, log_end_offset: int) -> bool:
+    """Whether the log once reached that offset, and no damage that is reported explains that it does not now."""
+    return log_end_offset > report.log_end and not report.in_damage(log_end_offset - 1)
+
+
+def check_snapshot(root: Path, disk: Disk, report: VerifyReport) -> None:
+    """The log must hold what it held at the last clean stop; if nobody opened the store since, from its beginning."""
+    path, noted = root / names.SNAPSHOT, noted_log(root, disk)
+    if noted is None or report.is_live:
+        return
+    first_offset, end_offset, is_untouched = noted
+    if _is_shorter(report, end_offset):
+        what = f"a log that reaches offset {end_offset:,}, as it did at the last clean stop"
+        _add(report, path, what, f"its end at {report.log_end:,}", _RESTORE)
+    if is_untouched and first_offset < report.log_begin:
+        what = f"a log that begins at offset {first_offset:,}, as it did at the last clean stop"
+        _add(report, path, what, f"its begin at {report.log_begin:,}", _RESTORE)
+
+
+def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
+    """The whole record that begins at a log offset, None when none does."""
     for name, size in disk.files(root / names.COMMIT_LOG).items():
         start = offset_of(name)
         if start is not None and start <= commit_log_offset < start + size:
@@ -157,13 +185,12 @@ def _is_record(root: Path, commit_log_offset: int, disk: Disk) -> bool:
             try:
                 head = file.read(commit_log_offset - start, HEAD.size)
                 total_size = HEAD.unpack(head).total_size
-                decode_record(file.read(commit_log_offset - start, min(max(0, total_size), size)))
+                return decode_record(file.read(commit_log_offset - start, min(max(0, total_size), size)))
             except CorruptData:
-                return False
+                return None
             finally:
                 file.close()
-            return True
-    return False
+    return None
 
 
 def _add(

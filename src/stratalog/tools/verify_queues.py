@@ -154,7 +154,7 @@ class QueueCheck:
             self._step(chunk, number, number + 1)
             self._table.rows[row][QUEUE_KIND] = kind
         elif not is_light(topic):
-            self._special.take_batch(topic, record)
+            self._special.take_batch(topic, record, str(chunk.file.path), int(chunk.positions[number]))
         elif not record.queue_id:
             self._special.take_own(topic, record.queue_offset, record)
 
@@ -281,8 +281,13 @@ class QueueCheck:
         report = self._report
         known = (stored["size"] == 0) | fillers(stored) | self._is_damaged(stored)
         known |= stored["commit_log_offset"] < report.log_begin
-        if not report.clean:  # a power cut may take the log's last pages and leave the queue's
-            known |= stored["commit_log_offset"] >= report.log_end
+        if not report.clean:
+            lost = np.flatnonzero(~known & (stored["commit_log_offset"] >= report.log_end))
+            if lost.size:
+                offset = int(stored["commit_log_offset"][lost[0]])
+                what = f"{lost.size:,} units of queue {files.name} for log offset {offset:,} and later"
+                report.add_lost("queue", *files.place(first + int(lost[0])), what)
+            known[lost] = True
         for number in np.flatnonzero(~known).tolist():
             self._add(files, first + number, "nothing, the log has no such message", _told(stored[number]))
 

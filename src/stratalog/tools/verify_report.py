@@ -41,6 +41,8 @@ class VerifyReport:
     root: str
     clean: bool
     """Whether the store was closed properly: if not, queues and index may trail the log."""
+    is_live: bool = False
+    """Whether a process holds the store's lock: queues and index may be ahead of the log as it was read."""
     log_begin: int = 0
     log_end: int = 0
     log_file_count: int = 0
@@ -67,6 +69,13 @@ class VerifyReport:
             self.problem_count += 1
             if len(self.problems) < LISTED_MAX:
                 self.problems.append(problem)
+
+    def add_lost(self, part: Part, path: str, position: int, what: str) -> None:
+        """Something of an unclean store knows messages that the log does not have. Opening forgets them."""
+        if not self.is_live:
+            found = f"{what}, where the log has no message any more (it ends at {self.log_end:,})"
+            step = "restore the newest files of commitlog/ before the store is opened for writing, which drops this"
+            self.add(Problem(part, path, position, "nothing after the end of the log", found, step))
 
     def in_damage(self, commit_log_offset: int) -> bool:
         """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""

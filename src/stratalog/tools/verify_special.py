@@ -17,6 +17,7 @@ from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.dispatch import may_be_lost
 from stratalog.tools.verify_report import REBUILD, Problem, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -34,6 +35,8 @@ class _Expected:
         self.layout = layout
         self.numbers: list[int] = []
         self.units = bytearray()
+        self.end = self.newest = 0
+        """Of a batch queue: the offset after the last unit's, and that unit's log offset."""
 
 
 class SpecialQueues:
@@ -47,11 +50,24 @@ class SpecialQueues:
         """Look at this queue's files though the log may call for nothing in it."""
         self._queue(topic, queue_id, UNIT if is_light(topic) else BATCH_UNIT)
 
-    def take_batch(self, topic: str, record: Record) -> None:
+    def take_batch(self, topic: str, record: Record, path: str, position: int) -> None:
+        """A record of a batch topic, in a file of the log at a position. The dispatcher leaves out what is left out
+        here."""
         size, problem = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
         if problem:
             self._report.notes.append(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
         queue = self._queue(topic, record.queue_id, BATCH_UNIT)
+        ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
+        if ahead < 0 or (queue.numbers and not may_be_lost(ahead, lost_size)):
+            self._report.add(
+                Problem(
+                    "log", path, position, f"an offset near {queue.end:,} in queue {topic}/{record.queue_id}",
+                    f"{record.queue_offset:,}", "restore the file from a copy; as it is, the messages of the record "
+                    "are not in their queue",
+                )
+            )  # fmt: skip
+            return
+        queue.end, queue.newest = record.queue_offset + size, record.commit_log_offset
         queue.numbers.append(len(queue.numbers))
         queue.units += BATCH_UNIT.pack(
             record.commit_log_offset, record.total_size, _tags_code(record), record.store_timestamp,
@@ -88,25 +104,55 @@ class SpecialQueues:
         report, layout = self._report, queue.layout
         stored, places = self._stored(queue)
         real = (stored["size"] != 0) & ~fillers(stored) & (stored["commit_log_offset"] >= report.log_begin)
-        if not report.clean:  # a power cut may take the log's last pages and leave the queue's
-            real &= stored["commit_log_offset"] < report.log_end
-        known = {
-            int(unit["commit_log_offset"]): at for at, unit in zip(np.flatnonzero(real), stored[real], strict=True)
-        }
+        if not report.clean:
+            lost = np.flatnonzero(real & (stored["commit_log_offset"] >= report.log_end))
+            if lost.size:
+                offset = int(stored["commit_log_offset"][lost[0]])
+                what = f"{lost.size:,} units of queue {name} for log offset {offset:,} and later"
+                report.add_lost("queue", *self._place(queue, int(places[lost[0]])), what)
+            real[lost] = False
+        known: dict[int, list[int]] = {}
+        for at in np.flatnonzero(real).tolist():
+            known.setdefault(int(stored["commit_log_offset"][at]), []).append(at)
         expected: Units = np.frombuffer(queue.units, layout.dtype)
-        newest = max(known, default=-1)
+        newest, before = max(known, default=-1), -1
         for number, unit in zip(queue.numbers, expected, strict=True):
-            at = known.pop(int(unit["commit_log_offset"]), None)
+            found = known.get(int(unit["commit_log_offset"]), [])
             report.unit_count += 1
-            if at is None and not report.clean and unit["commit_log_offset"] > newest:
+            if not found and not report.clean and unit["commit_log_offset"] > newest:
                 report.units_behind += 1
-            elif at is None:
-                self._add(queue, 0, f"a unit of queue {name} for log offset {unit['commit_log_offset']:,}", "none")
-            elif stored[at] != unit or (layout is UNIT and places[at] != number * layout.size):
-                self._add(queue, places[at], f"{unit} in queue {name}", str(stored[at]))
-        for offset, at in known.items():
-            if not report.in_damage(offset):
-                self._add(queue, places[at], f"nothing in queue {name}: the log has no such message", str(stored[at]))
+            elif not found:
+                following = places[before + 1] if before + 1 < len(places) else 0
+                place = number * layout.size if layout is UNIT else following
+                self._add(queue, place, f"a unit of queue {name} for log offset {unit['commit_log_offset']:,}", "none")
+            else:
+                at = found.pop(0)
+                misplaced = at < before if layout is BATCH_UNIT else places[at] != number * layout.size
+                if stored[at] != unit or misplaced:
+                    where = "another place for " if stored[at] == unit else ""
+                    self._add(queue, places[at], f"{where}{unit} in queue {name}", str(stored[at]))
+                before = max(before, at)
+        for offset, others in known.items():
+            for at in [] if report.in_damage(offset) else others:
+                what = f"nothing in queue {name}: the log has no such message, or its unit is there already"
+                self._add(queue, places[at], what, str(stored[at]))
+        if layout is BATCH_UNIT:
+            self._check_run(name, queue, stored, places)
+
+    def _check_run(self, name: str, queue: _Expected, stored: Units, places: Any) -> None:
+        """A batch queue's units follow each other without a hole, and lost messages are those between their neighbours:
+        nothing else says where they are."""
+        written = np.flatnonzero(stored["size"])
+        for at in np.flatnonzero(stored["size"][: written[-1] if written.size else 0] == 0).tolist():
+            self._add(queue, places[at], f"a unit of queue {name}, as further units follow", "zeros")
+        begins = stored["base_offset"][written].astype(np.int64)
+        ends = begins + stored["batch_size"][written]
+        low, high = np.append(0, ends[:-1]), np.append(begins[1:], 2**63 - 1)
+        wrong = fillers(stored[written]) & ((begins < low) | (begins >= ends) | (ends > high))
+        for at in written[wrong].tolist():
+            self._add(
+                queue, places[at], f"offsets of lost messages in queue {name} between its neighbours'", str(stored[at])
+            )
 
     def _stored(self, queue: _Expected) -> tuple[Units, Any]:
         """All units in the files, and where each stands in the queue (bytes)."""
@@ -122,11 +168,13 @@ class SpecialQueues:
             places.append(start + np.arange(len(units)) * queue.layout.size)
         return np.concatenate(pieces), np.concatenate(places)
 
-    def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
+    def _place(self, queue: _Expected, place: int) -> tuple[str, int]:
         sizes = [size for size in self._disk.files(queue.directory).values() if size]
         start = place - place % sizes[0] if sizes else 0
-        path = str(queue.directory / offset_name(start))
-        self._report.add(Problem("queue", path, int(place - start), expected, found, REBUILD))
+        return str(queue.directory / offset_name(start)), int(place - start)
+
+    def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
+        self._report.add(Problem("queue", *self._place(queue, place), expected, found, REBUILD))
 
 
 def _tags_code(record: Record) -> int:

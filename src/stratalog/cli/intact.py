@@ -1,0 +1,49 @@
+"""Reading past damage: what is intact is shown, the rest is named on stderr."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stratalog.cli.output import complain
+from stratalog.errors import CorruptData
+
+if TYPE_CHECKING:
+    from stratalog.store.message import Message
+    from stratalog.store.queue import Queue
+    from stratalog.tiered import TieredQueue
+
+
+class Intact:
+    """Reads queues; `missing_count` is the number of messages that could not be read."""
+
+    def __init__(self) -> None:
+        self.missing_count = 0
+
+    def read(self, queue: "Queue | TieredQueue", start: int, count: int | None = None) -> Iterator["Message"]:
+        """Up to `count` messages from an offset on. Each damaged one is named; so are offsets without a message."""
+        end = queue.max_offset
+        left = count if count is not None else end - start
+        while left > 0:
+            try:
+                for message in queue.read(start, count=left):
+                    self._pass(queue, start, message.queue_offset)
+                    yield message
+                    left -= 1
+                    start = message.queue_offset + 1
+                if left:
+                    self._pass(queue, start, end)
+                return
+            except CorruptData as error:
+                if error.next_offset <= start:
+                    raise
+                self.miss(error.next_offset - start, str(error))
+                start = error.next_offset
+
+    def miss(self, count: int, why: str) -> None:
+        """Name messages that cannot be read."""
+        self.missing_count += count
+        complain(why)
+
+    def _pass(self, queue: "Queue | TieredQueue", start: int, stop: int) -> None:
+        if start < stop:
+            what = f"offset {start:,}" if stop == start + 1 else f"offsets {start:,} to {stop - 1:,}"
+            self.miss(stop - start, f"{queue.topic}/{queue.queue_id}: no message at {what}: lost to damage earlier")

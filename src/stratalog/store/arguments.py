@@ -1,0 +1,196 @@
+"""What callers may pass, one rule for each kind of argument.
+
+A rule returns an exact `bytes`, `str`, `int`, `list` or `dict` that nobody else holds, before a byte is written: no
+method of a subclass and no other thread changes a value between its check and its use.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from operator import index
+from typing import Any, Literal
+
+from stratalog.errors import ConfigurationError, IllegalMessage, StratalogError
+from stratalog.layout.properties import KEY_SEPARATOR
+
+TIME_MAX = 2**63 - 1
+Moment = int | datetime
+"""An aware datetime, or milliseconds since 1970."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MILLISECONDS_MIN, _MILLISECONDS_END = 10**11, 10**14
+"""The years 1973 to 5138. Seconds have fewer digits, microseconds and nanoseconds more."""
+_FIELD_NAME = re.compile(":[^:]*:")
+_NO_BYTES = re.compile("[Ouw]")
+"""In the format of a buffer: pointers to objects, or text."""
+_ONE = (str, bytes, bytearray, memoryview)
+_SHOWN_TYPES = (type(None), bool, int, float, str, bytes)
+_SHOWN_CHARS = 80
+_ALL = 1 << 62
+
+
+def exact_bytes(name: str, value: Any) -> bytes:
+    """The bytes of a bytes-like object, copied in C order. Raises `IllegalMessage` for a number, text or objects."""
+    kind = type(value)
+    if kind is bytes:
+        exact: bytes = value
+        return exact
+    if issubclass(kind, bytes):
+        return bytes.__getitem__(value, slice(None))  # its own content, whatever its methods say
+    try:
+        with memoryview(value) as view:
+            if view.ndim and not _NO_BYTES.search(_FIELD_NAME.sub("", view.format)) and not issubclass(kind, str):
+                return view.tobytes()
+    except (TypeError, ValueError, BufferError):
+        pass
+    raise IllegalMessage(f"{name} is {shown(value)}: give bytes or another bytes-like object; nothing was written")
+
+
+def exact_list(name: str, values: Any) -> list[Any]:
+    """A list of what an iterable yields; it is iterated once, and never asked for its length."""
+    kind = type(values)
+    if kind is list:
+        return [*values]
+    if issubclass(kind, _ONE):
+        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable of several; nothing was written")
+    try:
+        iterator = iter(values)
+    except TypeError:
+        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable; nothing was written") from None
+    return list(iterator)
+
+
+def bytes_list(name: str, values: Any) -> list[bytes]:
+    """A list of the bytes of each item of an iterable."""
+    items = exact_list(name, values)
+    for item in items:
+        if type(item) is not bytes:
+            return [exact_bytes(f"{name}[{number}]", item) for number, item in enumerate(items)]
+    return items
+
+
+def bytes_or_list(name: str, value: Any) -> bytes | list[bytes]:
+    """One `bytes`, `bytearray` or `memoryview` for all messages, or an iterable of one each."""
+    return exact_bytes(name, value) if issubclass(type(value), _ONE) else bytes_list(name, value)
+
+
+def exact_text(name: str, value: Any) -> str:
+    """The content of a `str`; of a subclass, not what its `__str__` returns."""
+    if not issubclass(type(value), str):
+        raise IllegalMessage(f"{name} is {shown(value)}: give a str; nothing was written")
+    return str.__str__(value)
+
+
+def text_list(name: str, values: Any) -> list[str]:
+    """A list of the texts of an iterable."""
+    items = exact_list(name, values)
+    for item in items:
+        if type(item) is not str:
+            return [exact_text(f"{name}[{number}]", item) for number, item in enumerate(items)]
+    return items
+
+
+def exact_labels(tags: Any, keys: Any, unique_key: Any) -> tuple[str | None, str | None, str | None]:
+    """Tags, keys and unique key of a message. Keys are one `str` with blanks between them, or an iterable of `str`."""
+    if tags is not None:
+        tags = exact_text("tags", tags)
+    if unique_key is not None:
+        unique_key = exact_text("unique_key", unique_key)
+    if keys is not None:
+        keys = exact_text("keys", keys) if issubclass(type(keys), str) else _joined(text_list("keys", keys))
+    return tags, keys, unique_key
+
+
+def _joined(keys: list[str]) -> str | None:
+    for key in keys:
+        if KEY_SEPARATOR in key:
+            raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
+        if not key:
+            raise IllegalMessage("key '' in a list: leave it out")
+    return KEY_SEPARATOR.join(keys) or None
+
+
+def exact_properties(given: Any) -> dict[str, str]:
+    """A copy of a mapping of `str` to `str`; empty for None."""
+    if given is None:
+        return {}
+    if not issubclass(type(given), Mapping):
+        raise IllegalMessage(f"properties is {shown(given)}: give a mapping of str to str; nothing was written")
+    properties: dict[str, str] = dict(given)
+    for name, value in properties.items():
+        if type(name) is not str or type(value) is not str:
+            break
+    else:
+        return properties
+    exact = {
+        exact_text("the name of a property", name): exact_text(f"property {shown(name)}", value)
+        for name, value in properties.items()
+    }
+    if len(exact) != len(properties):
+        raise IllegalMessage("properties name one property twice; nothing was written")
+    return exact
+
+
+def exact_int(name: str, value: Any, error: type[StratalogError] = IllegalMessage) -> int:
+    """A whole number: an `int` or what has `__index__`, but no `bool`."""
+    kind = type(value)
+    if kind is int:
+        exact: int = value
+        return exact
+    if kind is not bool:
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise error(f"{name} {shown(value)}: give a whole number")
+
+
+def check_bound(bound: Any) -> Literal["lower", "upper"]:
+    """Raise `ConfigurationError` for a bound that is neither."""
+    if not issubclass(type(bound), str) or str.__str__(bound) not in ("lower", "upper"):
+        raise ConfigurationError(f"bound {shown(bound)}: give 'lower' or 'upper'")
+    return "upper" if str.__str__(bound) == "upper" else "lower"
+
+
+def exact_count(name: str, value: Any) -> int:
+    """A number of messages. Raises `ConfigurationError` for what is no whole number or is negative."""
+    count = exact_int(name, value, ConfigurationError)
+    if count < 0:
+        raise ConfigurationError(f"{name} {count}: give a number from 0")
+    return count
+
+
+def milliseconds(name: str, value: Any) -> int:
+    """Milliseconds since 1970 of a moment; a datetime counts as the millisecond it is in.
+
+    0 and `TIME_MAX` stand for the ends of time. Raises `ConfigurationError` for a datetime without a zone and for
+    numbers that are rather seconds, microseconds or nanoseconds.
+    """
+    if issubclass(type(value), datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise ConfigurationError(f"{name} {value}: the datetime has no time zone; give it one, for example UTC")
+        return exact_int(name, (value - _EPOCH) // _MILLISECOND, ConfigurationError)
+    wanted = "give a datetime with a time zone, or milliseconds since 1970 as a whole number"
+    try:
+        number = exact_int(name, value, ConfigurationError)
+    except ConfigurationError:
+        raise ConfigurationError(f"{name} {shown(value)}: {wanted}") from None
+    if _MILLISECONDS_MIN <= number < _MILLISECONDS_END or number in (0, TIME_MAX):
+        return number
+    unit = "seconds" if number < _MILLISECONDS_MIN else "microseconds or nanoseconds"
+    raise ConfigurationError(f"{name} {number}: milliseconds have 12 to 14 digits, this looks like {unit}; {wanted}")
+
+
+def query_range(begin: Any, end: Any, limit: Any) -> tuple[int, int, int]:
+    """Milliseconds of begin and end, and how many hits are wanted at most; None stands for all."""
+    wanted = _ALL if limit is None else min(exact_count("limit", limit), _ALL)
+    return milliseconds("begin", begin), milliseconds("end", end), wanted
+
+
+def shown(value: Any) -> str:
+    """A value for an error message; of types other than the plain ones only the name, their `repr` may do anything."""
+    kind = type(value)
+    if kind not in _SHOWN_TYPES:
+        return f"of type {kind.__name__}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -1,0 +1,187 @@
+"""What queues prove about the log, and the log about queues: from where on opening has to look.
+
+Units say nothing about what is not in them. That a queue lacks nothing below some log offset is known only
+
+- from the seal, when the queues hold as many sound units below its log offset as it counted there: nobody but us
+  writes one, and only after the units were durable;
+- from the walk over the log itself.
+
+RocketMQ's checkpoint proves neither. After a crash it says where torn units may begin, and no more. In a store without
+a seal that holds, the whole log is read: units that are there stay, missing ones are added. (Beside a process that
+writes the store, queues are taken as that process has them.)
+
+A unit is sound when it is not zeros and points to a newer record than those before it. A queue's newest sound unit must
+agree with its record as well: it may be the torn rest of one.
+"""
+
+from stratalog.errors import CorruptData
+from stratalog.layout.batch import batch_size_of
+from stratalog.layout.javahash import string_hash
+from stratalog.layout.light import is_light, light_offset
+from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2, Record, decode_record
+from stratalog.layout.names import SCHEDULE_TOPIC
+from stratalog.layout.properties import TAGS, find_property
+from stratalog.layout.queue import FILLER_SIZE, is_extension_address, is_filler
+from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.checkpoint import Checkpoint, Seal
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.dispatch import Dispatcher
+from stratalog.store.extension import lacks_extension
+from stratalog.store.log_scan import is_record
+from stratalog.store.queue_set import UnitQueue
+
+_CLOCK_MARGIN_MS = 3000
+"""A 5.3 checkpoint knows times only; upstream goes back this much further."""
+_QUEUES_ASKED = 8
+
+
+def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
+    """Raise `CorruptData` when log files and queues are of different stores: which ones are right nobody can tell."""
+    if not log.files and any(queue.last_unit() for queue in dispatcher.queues.values()):
+        raise CorruptData(
+            "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
+            "to begin with an empty store",
+            path=str(log.directory),
+        )
+    for file in log.files:
+        begin = int(file.path.name)
+        record = _record_at(log, begin)
+        if record is None:
+            continue
+        own = dispatcher.queues.get((_topic_of(record), record.queue_id))
+        asked = ([own] if own else []) + list(dispatcher.queues.values())[:_QUEUES_ASKED]
+        answers = [_finds_its_messages(log, queue, begin) for queue in asked]
+        if False in answers and True not in answers:
+            raise CorruptData(
+                f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
+                f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
+                "right file back; or, to keep this one, remove consumequeue/, index/ and checkpoint: they are built "
+                "again from the log",
+                path=str(file.path),
+                position=0,
+            )
+
+
+def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:
+    """Whether one of the first two units that lead into the log file from `begin` on finds its message there; None
+    when there are not two."""
+    if not isinstance(queue, ConsumeQueue):
+        return None
+    number = queue.offset_of(begin)
+    units = [(n, *queue.unit(n)) for n in range(number, min(number + 2, queue.end_offset))]
+    inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
+    return any(_is_message(log, queue, *unit) for unit in inside) if len(inside) == 2 else None
+
+
+def _is_message(
+    log: CommitLog, queue: ConsumeQueue, queue_offset: int, commit_log_offset: int, size: int, tags_code: int
+) -> bool:
+    record = _record_at(log, commit_log_offset)
+    return record is not None and record.total_size == size and _is_in(record, queue, queue_offset)
+
+
+def _is_in(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
+    """Whether a record belongs to a queue, at that offset. Light queues may have come apart from the offsets."""
+    is_named = is_light(queue.topic) and light_offset(record.properties, queue.topic) >= queue_offset
+    own = queue.topic, queue.queue_id, queue_offset
+    return is_named or (_topic_of(record), record.queue_id, record.queue_offset) == own
+
+
+def _record_at(log: CommitLog, commit_log_offset: int) -> Record | None:
+    """The whole record that stands there."""
+    if not (log.first_offset <= commit_log_offset < log.end_offset and is_record(log, commit_log_offset)):
+        return None
+    file, position = log.file_at(commit_log_offset)
+    return decode_record(file.view.data, position, verify=False)
+
+
+def _topic_of(record: Record) -> str:
+    return record.topic.decode(errors="replace")
+
+
+def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> dict[UnitQueue, int] | None:
+    """Drop the newest unit of each queue where it does not agree with the log: it was written in part. Returns these
+    queues with their ends before; None when a queue's newest two do not agree: the queues are not of this log.
+
+    `only_batches` says that the snapshot vouches for all other queues.
+    """
+    ends: dict[UnitQueue, int] = {}
+    for queue in dispatcher.queues.values():
+        if queue.last_unit() is None or (only_batches and not isinstance(queue, BatchQueue)):
+            continue
+        newest, *before = queue.newest_units(2)
+        if not _agrees(log, queue, *newest):
+            if before and not is_filler(*before[0][1][1:3]) and not _agrees(log, queue, *before[0]):
+                return None
+            ends[queue] = queue.end_offset
+            queue.drop_newest()
+    return ends
+
+
+def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
+    """Whether a unit says what its record says. One whose record is damaged, or not in the log, is believed."""
+    commit_log_offset, size, tags_code = unit[:3]
+    if not log.first_offset <= commit_log_offset < log.end_offset:
+        return True
+    record = _record_at(log, commit_log_offset)
+    if record is None:
+        return _begins(log, commit_log_offset, size)
+    if record.total_size != size or not _is_in(record, queue, queue_offset):
+        return False
+    if isinstance(queue, BatchQueue):
+        covered = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+        if (unit[3], unit[5]) != (record.store_timestamp, covered):
+            return False
+    tags = string_hash(find_property(record.properties, TAGS.encode()) or "")
+    is_other = queue.topic == SCHEDULE_TOPIC or is_extension_address(tags_code)
+    return is_other or tags_code == tags
+
+
+def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:
+    """Whether a record of that size begins there, damaged or not."""
+    file, position = log.file_at(commit_log_offset)
+    if file.size - position < HEAD.size:
+        return False
+    head = HEAD.unpack(file.view.data, position)
+    return (head.total_size, head.commit_log_offset) == (size, commit_log_offset) and head.magic in (MAGIC_V1, MAGIC_V2)
+
+
+def queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
+    """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
+    if any(queue.is_damaged or lacks_extension(queue) for queue in dispatcher.queues.values()):
+        return False
+    if seal is None:
+        return True
+    counts = [count for queue in dispatcher.queues.values() if (count := queue.count_below(seal.log_end_offset))]
+    return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
+
+
+def sealed_start(log: CommitLog, dispatcher: Dispatcher, seal: Seal) -> int:
+    """The newest record below the seal that a queue knows: queues that hold what the seal says lack nothing before."""
+    newest = max((_newest_below(queue, seal.log_end_offset) for queue in dispatcher.queues.values()), default=-1)
+    is_inside = log.first_offset <= newest < log.end_offset
+    return newest if is_inside and is_record(log, newest) else log.first_offset
+
+
+def _newest_below(queue: UnitQueue, commit_log_offset: int) -> int:
+    """Log offset of the newest unit below an offset; -1 when there is none, or when it stands for no message."""
+    newest = queue.last_unit()
+    if newest is None or newest[0] < commit_log_offset:
+        return newest[0] if newest else -1
+    unit = queue.unit_before(commit_log_offset)
+    return unit[0] if unit and not is_filler(*unit[1:]) else -1
+
+
+def checkpointed(log: CommitLog, checkpoint: Checkpoint) -> int:
+    """Log offset up to which RocketMQ says that units were durable before the crash: later ones may be torn."""
+    offset = checkpoint.logics_commit_log_offset
+    if log.first_offset <= offset < log.end_offset and is_record(log, offset):
+        return offset
+    known = min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - _CLOCK_MARGIN_MS
+    if known > 0 and not offset:
+        for number in range(len(log.files) - 1, 0, -1):
+            first = log.first_offset + number * log.file_size
+            if is_record(log, first) and log.message(first).store_timestamp <= known:
+                return first
+    return log.first_offset

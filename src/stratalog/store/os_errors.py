@@ -1,0 +1,54 @@
+"""What the operating system refuses, as an error of ours: which class, and what to do."""
+
+import errno
+import resource
+
+from stratalog.errors import DiskFull, NotAStore, StoreUnavailable, StratalogError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
+SHORTAGES = TOO_MANY_OPEN | {errno.ENOMEM}
+"""Nothing was written, and the same call works once there is more."""
+_WRONG_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def open_files_max() -> int:
+    """How many files this process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit != resource.RLIM_INFINITY else 1 << 30
+
+
+def next_step(error: OSError | MemoryError) -> str:
+    """What helps."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    if number == errno.EMFILE:
+        limit = open_files_max()
+        return f"close some files, or allow the process more than {limit:,} (ulimit -n); a store takes up to 200"
+    if number in _WRONG_PATH:
+        return "check the path"
+    return {
+        errno.ENFILE: "too many files are open on this machine: end some processes, or raise fs.file-max",
+        errno.ENOMEM: "free memory, or raise the limits (ulimit -v, vm.max_map_count)",
+        errno.EACCES: "give this user access, or run as the user who owns the files",
+        errno.EPERM: "give this user access, or run as the user who owns the files",
+        errno.EROFS: "mount the file system for writing, or open with mode='r'",
+        errno.EIO: "look into the kernel's log (dmesg), and repair or replace the disk",
+    }.get(number or 0, "remove the cause")
+
+
+def reason(error: OSError | MemoryError) -> str:
+    """What the system says, and of which file."""
+    if isinstance(error, MemoryError):
+        return "memory is short"
+    place = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{place}"
+
+
+def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was changed") -> StratalogError:
+    """The error for something that could not be done and changed nothing."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    if number in FULL:
+        return DiskFull(f"{what}: no room; free space there, or open with mode='r'")
+    if number in _WRONG_PATH:
+        return NotAStore(f"{what}: {reason(error)}; {next_step(error)}")
+    return StoreUnavailable(f"{what}: {reason(error)}; {next_step(error)}. {effect}")

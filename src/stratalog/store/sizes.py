@@ -1,0 +1,179 @@
+"""The sizes of a store's files. RocketMQ records them nowhere: each broker must be told them by its settings.
+
+    there is                                   taken
+    ----------------------------------------   ---------------------------------------------------------
+    a size among the settings                  that
+    files of the kind                          what most of them have, unless their names say otherwise;
+                                               an index file shows its slots and items
+    no file, or files that contradict          what the last writer noted in `file-sizes.json`
+    neither                                    the size for small stores if asked for, else RocketMQ's default
+
+A size is guessed when the store holds messages and shows nothing. It is said in `store.recovery.notes`, since a broker
+with other sizes would take the files that are made then for damaged.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import copy
+from math import gcd
+from pathlib import Path
+
+import msgspec
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.layout import names
+from stratalog.layout.index import HEADER, ITEM, ITEM_CAPACITY, SLOT, SLOT_COUNT, file_size
+from stratalog.layout.queue import BATCH_UNIT, UNIT
+from stratalog.store.disk import Disk
+from stratalog.store.index_file import index_sizes
+
+_LOG, _QUEUE = "mapped_file_size_commit_log", "mapped_file_size_consume_queue"
+_BATCH, _EXTENSION = "mapper_file_size_batch_consume_queue", "mapped_file_size_consume_queue_ext"
+_SLOTS, _ITEMS = "max_hash_slot_num", "max_index_num"
+SMALL_FILES = {
+    _LOG: 5 << 20,  # the largest message fits
+    _QUEUE: 10_000 * UNIT.size,
+    _BATCH: 10_000 * BATCH_UNIT.size,
+    _EXTENSION: 1 << 20,
+    _SLOTS: 10_000,
+    _ITEMS: 10_000 * ITEM_CAPACITY // SLOT_COUNT,
+}
+"""What `small=True` takes: a new store has 6 MB on disk instead of 1.5 GB."""
+_DEFAULTS = {
+    _LOG: StoreSettings().commit_log_file_size,
+    _QUEUE: StoreSettings().consume_queue_file_size,
+    _BATCH: StoreSettings().batch_consume_queue_file_size,
+    _EXTENSION: StoreSettings().consume_queue_ext_file_size,
+    _SLOTS: SLOT_COUNT,
+    _ITEMS: ITEM_CAPACITY,
+}
+_FILES_ALIKE, _FILES_MAX = 4, 100
+_SPLIT_STEP = ITEM.size // SLOT.size
+
+_File = tuple[int, int]
+"""The start that a file's name tells, and its size."""
+
+
+def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
+    """These settings with every size filled in that the store shows. What it does not show stays None."""
+    noted = _noted(root, disk)
+    index = index_sizes(disk, root / names.INDEX) or _noted_index(noted, root, disk)
+    shown: dict[str, int | None] = {
+        _LOG: _usual_size(_files(root / names.COMMIT_LOG, disk), noted.get(_LOG)),
+        _QUEUE: _usual_size(_queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted.get(_QUEUE)),
+        _BATCH: _usual_size(_queue_files(root / names.BATCH_CONSUME_QUEUE, disk, BATCH_UNIT.size), noted.get(_BATCH)),
+        _EXTENSION: _usual_size(_queue_files(root / names.CONSUME_QUEUE_EXT, disk, 1), noted.get(_EXTENSION)),
+        _SLOTS: index[0] if index else None,
+        _ITEMS: index[1] if index else None,
+    }
+    return _filled(settings, shown)
+
+
+def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -> tuple[StoreSettings, list[str]]:
+    """`sized` settings with what else opening needs, and the sizes among them that are guessed, as `name=value`.
+
+    Slots and items of index files that show neither are guessed from their length.
+    """
+    unknown = [name for name in (_QUEUE, _SLOTS, _ITEMS) if getattr(settings, name) is None]
+    if not settings.message_index_enable:
+        unknown = [name for name in unknown if name == _QUEUE]
+    elif settings.max_hash_slot_num is None and settings.max_index_num is None:
+        lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)}
+        split = _likely_split(max(lengths, default=0))
+        settings = _filled(settings, dict(zip((_SLOTS, _ITEMS), split, strict=True)) if split else {})
+    if small:
+        return _filled(settings, SMALL_FILES), []
+    has_messages = any(size for _, size in _files(root / names.COMMIT_LOG, disk))
+    if not has_messages or (_QUEUE not in unknown and not _differ(settings)):
+        return settings, []
+    taken = {_QUEUE: settings.consume_queue_file_size, _SLOTS: settings.index_slot_count}
+    taken[_ITEMS] = settings.index_item_capacity
+    return settings, [f"{name}={taken[name]}" for name in unknown]
+
+
+def guess_text(guessed: Sequence[str]) -> str:
+    """A note for people."""
+    return (
+        f"no file shows these sizes: {', '.join(guessed)} were taken. If a broker uses this store with other ones, "
+        "open it with those"
+    )
+
+
+def note_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
+    """Note the sizes that differ from RocketMQ's defaults, if that was not done. Raises `OSError`, `DiskFull`."""
+    known = _differ(settings)
+    if known and known != _noted(root, disk):
+        disk.replace(root / names.SIZES, msgspec.json.encode(known))
+
+
+def _differ(settings: StoreSettings) -> dict[str, int]:
+    """Sizes of which RocketMQ must be told."""
+    sizes = {name: getattr(settings, name) for name in SMALL_FILES}
+    return {name: size for name, size in sizes.items() if size not in (None, _DEFAULTS[name])}
+
+
+def _noted(root: Path, disk: Disk) -> dict[str, int]:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, ConfigurationError, CorruptData):
+        noted = msgspec.json.decode(disk.read(root / names.SIZES) or b"{}", type=dict[str, int])
+        StoreSettings.make(noted)
+        return {name: size for name, size in noted.items() if name in SMALL_FILES}
+    return {}
+
+
+def _noted_index(noted: dict[str, int], root: Path, disk: Disk) -> tuple[int, int] | None:
+    """What was noted of the index, unless its files have another length."""
+    slots, items = noted.get(_SLOTS, SLOT_COUNT), noted.get(_ITEMS, ITEM_CAPACITY)
+    lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name) and size}
+    fits = file_size(slots, items) in lengths or not lengths
+    return (slots, items) if fits and {_SLOTS, _ITEMS} & noted.keys() else None
+
+
+def _filled(settings: StoreSettings, sizes: Mapping[str, int | None]) -> StoreSettings:
+    """Settings with these sizes where none was asked for."""
+    missing = {name: size for name, size in sizes.items() if getattr(settings, name) is None}
+    filled = copy(settings)
+    for name, size in missing.items():  # files may have a size that no setting allows: who reads them reports it
+        object.__setattr__(filled, name, size)
+    return filled
+
+
+def _files(directory: Path, disk: Disk) -> list[_File]:
+    found = ((names.offset_of(name), size) for name, size in disk.files(directory).items())
+    return [(start, size) for start, size in found if start is not None and size]
+
+
+def _queue_files(tree: Path, disk: Disk, unit_size: int) -> list[_File]:
+    """Files of the queues below a directory: four that are alike, or a hundred. They hold whole units."""
+    found: list[_File] = []
+    for topic in disk.directories(tree):
+        for queue_id in disk.directories(tree / topic):
+            found += (file for file in _files(tree / topic / queue_id, disk) if not file[1] % unit_size)
+            if len(found) >= (_FILES_ALIKE if len({size for _, size in found}) == 1 else _FILES_MAX):
+                return found
+    return found
+
+
+def _usual_size(files: Sequence[_File], noted: int | None) -> int | None:
+    """What most files have; of two sizes that are as frequent the larger one, as files are cut rather than extended.
+    The note counts as one more file."""
+    sizes = Counter(size for _, size in files)
+    if noted:
+        sizes[noted] += 1
+    if not sizes:
+        return None
+    usual = max(sizes, key=lambda size: (sizes[size], size))
+    steps = gcd(*(start for start, _ in files))  # files begin at multiples of their size
+    return steps if steps % usual else usual
+
+
+def _likely_split(length: int) -> tuple[int, int] | None:
+    """Slots and items of an index file of that length, as close to RocketMQ's ratio as can be."""
+    space = length - HEADER.size
+    usual = space // (SLOT.size + ITEM_CAPACITY // SLOT_COUNT * ITEM.size)
+    for slots in range(max(1, usual), usual + _SPLIT_STEP):
+        items, rest = divmod(space - slots * SLOT.size, ITEM.size)
+        if not rest and items > 1:
+            return slots, items
+    return None

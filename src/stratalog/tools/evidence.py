@@ -1,0 +1,330 @@
+"""What records, queue units and neighbours say about where each message belongs.
+
+No checksum covers a record's queue, queue offset and flags (unless it has a record CRC), and none covers a queue unit.
+Three sources agree in a store that is whole: the record's own fields; the unit of that queue offset, which leads to the
+record; and the records before and after it in the queue, whose offsets are one less and one more. Where one of them
+differs, the others outvote it. Each record and each unit is looked at once.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.layout.batch import INNER_BASE, inner_count
+from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
+from stratalog.layout.message import HEAD, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of
+from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
+from stratalog.layout.record import Layout
+from stratalog.layout.recordcrc import CRC_LEAD
+from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
+from stratalog.store.disk import Disk
+from stratalog.store.topics import Topics
+from stratalog.tools.survey import FileSurvey
+from stratalog.tools.verify_files import queue_directories
+
+QueueKey = tuple[str, int]
+_GATHER_COUNT = 1 << 14
+_LIGHT = MULTI_DISPATCH.encode()
+_RECORD_WEIGHT, _UNIT_WEIGHT, _CRC_WEIGHT = 4, 8, 1 << 20
+"""What a record's own field counts, a unit that agrees, and a record CRC. One more counts for a direct neighbour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a queue unit (or the property of a batch) says of the record at a log offset."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    size: int
+    batch_size: int = 0
+
+    @property
+    def key(self) -> QueueKey:
+        return self.topic, self.queue_id
+
+    @property
+    def end(self) -> int:
+        return self.queue_offset + (self.batch_size or 1)
+
+
+class QueueEvidence:
+    """The whole records of one queue in the log's order, and what its units say."""
+
+    def __init__(self, key: QueueKey, *, is_batch: bool = False) -> None:
+        self.key = key
+        self.is_batch = is_batch
+        self._taken = array("q")
+        self.offsets = self.sizes = self.numbers = self.ends = np.zeros(0, np.int64)
+        self.certain = self.supported = np.zeros(0, np.bool_)
+        """Records with a record CRC, which holds; records that their own unit leads to."""
+        self.lost_numbers: list[tuple[int, int]] = []
+        """Offsets [first, end) of units that stand for messages lost before."""
+
+    def add(self, offset: int, size: int, number: int, end: int, certain: bool) -> None:
+        self._taken.extend((offset, size, number, end, certain))
+
+    def finish(self) -> None:
+        """Call it when all records were added."""
+        columns = np.array(self._taken, np.int64).reshape(-1, 5).T
+        self._taken = array("q")
+        self.offsets, self.sizes, self.numbers, self.ends = (np.ascontiguousarray(column) for column in columns[:4])
+        self.certain, self.supported = columns[4] != 0, np.zeros(len(self.offsets), np.bool_)
+
+    def remove(self, places: list[int]) -> None:
+        for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported"):
+            setattr(self, name, np.delete(getattr(self, name), places))
+
+    def insert(self, records: list[tuple[int, int, int, int]]) -> None:
+        """Records as (log offset, size, queue offset, end of the queue offsets)."""
+        added = np.array(sorted(records), np.int64).reshape(-1, 4)
+        at = np.searchsorted(self.offsets, added[:, 0])
+        for number, name in enumerate(("offsets", "sizes", "numbers", "ends")):
+            setattr(self, name, np.insert(getattr(self, name), at, added[:, number]))
+        self.certain, self.supported = np.insert(self.certain, at, False), np.insert(self.supported, at, True)
+
+    def room_at(self, offset: int) -> tuple[int, int | None]:
+        """Queue offsets [low, high) that a record at a log offset can have; high is None where none follows."""
+        at = int(np.searchsorted(self.offsets, offset))
+        low = int(self.ends[at - 1]) if at else 0
+        return low, (int(self.numbers[at]) if at < len(self.numbers) else None)
+
+    def takes(self, offset: int, claim: Claim) -> bool:
+        """Whether a record at that log offset fits in with its neighbours as the claim says."""
+        low, high = self.room_at(offset)
+        return low <= claim.queue_offset and (high is None or claim.end <= high)
+
+    def outvoted(self) -> list[int]:
+        """Positions of the records that do not fit in: the others form the heaviest rising sequence."""
+        numbers, ends = self.numbers, self.ends
+        if bool(np.all(numbers[1:] >= ends[:-1])):
+            return []
+        weights = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
+        chosen = _heaviest(self.numbers.tolist(), self.ends.tolist(), weights.tolist())
+        return [at for at in range(len(numbers)) if at not in chosen]
+
+
+def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> set[int]:
+    """The records of the heaviest sequence in which each begins at or after the end of the one before."""
+    order = sorted(set(ends))
+    rank = {end: number for number, end in enumerate(order, 1)}
+    tree = [(0, -1)] * (len(order) + 1)  # by rank: the heaviest sequence that ends there or before
+    exact: dict[int, tuple[int, int]] = {}
+    before = [-1] * len(numbers)
+    best = (0, 0, -1)
+    for at, (number, end, weight) in enumerate(zip(numbers, ends, weights, strict=True)):
+        low, found = bisect_left(order, number + 1), (0, -1)
+        while low:
+            found = max(found, tree[low])
+            low &= low - 1
+        beside = exact.get(number, (-1, -1))
+        if beside[0] + 1 >= found[0] and beside[0] >= 0:
+            found = beside[0] + 1, beside[1]
+        score = found[0] + weight
+        before[at] = found[1]
+        exact[end] = max(exact.get(end, (-1, -1)), (score, at))
+        place = rank[end]
+        while place <= len(order):
+            tree[place] = max(tree[place], (score, at))
+            place += place & -place
+        best = max(best, (score, -end, at))
+    chosen, at = set(), best[2]
+    while at >= 0:
+        chosen.add(at)
+        at = before[at]
+    return chosen
+
+
+class Evidence:
+    """Takes the log file by file, then the queues; `claims` are then what units say that no whole record agrees to."""
+
+    def __init__(self, root: Path, settings: StoreSettings, disk: Disk) -> None:
+        self._root, self._disk, self._file_size = root, disk, settings.commit_log_file_size
+        configs = Topics(root, disk).configs
+        self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE)) - configs.keys()
+        self._batch_topics |= {name for name, config in configs.items() if config.queue_type == "BatchCQ"}
+        light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
+        self._has_light_queues = light or settings.dispatches_light_queues
+        self.queues: dict[QueueKey, QueueEvidence] = {}
+        self.hidden: dict[int, int] = {}
+        """Size by log offset of the records that enter no queue but have a queue offset."""
+        self.claims: dict[int, list[Claim]] = defaultdict(list)
+        self.light_claims: dict[int, list[Claim]] = defaultdict(list)
+        self.gone_count = 0
+        """Units of messages before the log's first file."""
+        self.led_to: Counter[int] = Counter()
+        """Units that lead into each file of the log, by its number."""
+        self.agreed_in: Counter[int] = Counter()
+        """Those of them that find their message there."""
+        self.queued_in: Counter[int] = Counter()
+        """Records of each file that are in a queue."""
+        self._names: dict[bytes, str] = {}
+        self._offsets = np.empty(0, np.int64)
+
+    def queue(self, topic: str, queue_id: int) -> QueueEvidence:
+        found = self.queues.get((topic, queue_id))
+        if found is None:
+            is_batch = topic in self._batch_topics
+            found = self.queues[topic, queue_id] = QueueEvidence((topic, queue_id), is_batch=is_batch)
+        return found
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def take(self, survey: FileSurvey) -> None:
+        """The whole records of the next file."""
+        if survey.file is None:
+            return
+        view, data = survey.file.view, survey.file.map
+        for first in range(0, len(survey.positions), _GATHER_COUNT):
+            positions = survey.positions[first : first + _GATHER_COUNT]
+            sizes = survey.sizes[first : first + _GATHER_COUNT].astype(np.int64)
+            heads = view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
+            tails = np.maximum(positions + sizes - CRC_PROPERTY_SIZE, 0)[:, None] + np.arange(len(CRC_LEAD))
+            certain = (view[tails] == np.frombuffer(CRC_LEAD, np.uint8)).all(axis=1)
+            columns = (heads[name].tolist() for name in ("queue_id", "queue_offset", "sys_flag", "magic", "body_size"))
+            for position, size, is_certain, *head in zip(
+                positions.tolist(), sizes.tolist(), certain.tolist(), *columns, strict=True
+            ):
+                self._take_record(data, position, size, survey.base_offset + position, is_certain, *head)
+
+    def _take_record(
+        self, data: Any, position: int, size: int, offset: int, is_certain: bool, queue_id: int, number: int,
+        sys_flag: int, magic: int, body_size: int,
+    ) -> None:  # fmt: skip
+        if not enters_queue(sys_flag):
+            self.hidden[offset] = size
+            return
+        if sys_flag & HOSTS_MASK or magic == MAGIC_V2:
+            stored = decode_record(data[position : position + size], verify=False).topic
+        else:
+            at = position + HEAD.size + body_size
+            stored = data[at + TOPIC_LENGTH_V1.size : at + TOPIC_LENGTH_V1.size + data[at]]
+        topic = self._names.get(stored)
+        if topic is None:
+            topic = self._names[stored] = stored.decode("utf-8", "surrogateescape")
+        queue, end = self.queue(topic, queue_id), number + 1
+        if queue.is_batch:
+            record = decode_record(data[position : position + size], verify=False)
+            end = number + (self._take_batch(record, topic, offset) or 1)
+        elif self._has_light_queues and _LIGHT in data[position : position + size]:
+            record = decode_record(data[position : position + size], verify=False)
+            for name, place in light_places(record.properties, offset)[0]:
+                self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain)
+        queue.add(offset, size, number, end, is_certain)
+
+    def _take_batch(self, record: Record, topic: str, offset: int) -> int:
+        """How many messages it holds; what its property says of its place is a claim if the head says otherwise."""
+        if not record.sys_flag & SysFlag.INNER_BATCH:
+            return 0
+        try:
+            count = inner_count(record.properties)
+        except IllegalMessage:
+            return 0
+        base = find_property(record.properties, INNER_BASE.encode()) or ""
+        if base.isascii() and base.isdigit() and len(base) < 19 and int(base) != record.queue_offset:
+            self.claims[offset].append(Claim(topic, record.queue_id, int(base), record.total_size, count))
+        return count
+
+    # -- units -------------------------------------------------------------------------------------------------------
+
+    def take_units(self, log_begin: int) -> None:
+        """Compare the units of all queues with the records. Call it when the whole log was taken."""
+        for queue in self.queues.values():
+            queue.finish()
+            if not is_light(queue.key[0]):
+                _count_files(self.queued_in, queue.offsets, self._file_size)
+        hidden = np.array([*self.hidden], np.int64)
+        self._offsets = np.unique(np.concatenate([hidden, *(queue.offsets for queue in self.queues.values())]))
+        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+            for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
+                if (topic in self._batch_topics) == (layout is BATCH_UNIT):
+                    pieces = list(written_units(directory, layout, self._disk))
+                    if pieces:
+                        files = np.repeat(np.arange(len(pieces)), [len(piece[0]) for piece in pieces])
+                        columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+                        self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
+
+    def _compare(
+        self, queue: QueueEvidence, log_begin: int, files: NDArray[np.int64], numbers: NDArray[np.int64],
+        offsets: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64],
+        tags_codes: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        is_lost = tags_codes == LOST_TAGS_CODE
+        ends = numbers + np.maximum(counts, 1)
+        queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
+        is_gone = ~is_lost & (offsets < log_begin)
+        self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
+        mine = ~is_lost & ~is_gone
+        numbers, offsets, sizes, counts, files = (
+            column[mine] for column in (numbers, offsets, sizes, counts, files)
+        )  # fmt: skip
+        at = np.searchsorted(queue.offsets, offsets)
+        agrees = at < len(queue.offsets)
+        inside = at[agrees]
+        same = (queue.offsets[inside] == offsets[agrees]) & (queue.numbers[inside] == numbers[agrees])
+        agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
+        queue.supported[at[agrees]] = True
+        if not is_light(queue.key[0]):
+            _count_files(self.led_to, offsets, self._file_size)
+            _count_files(self.agreed_in, offsets[agrees], self._file_size)
+        # A file that leads to other records more often than to its own is another queue's.
+        is_other = ~agrees & np.isin(offsets, self._offsets)
+        file_count = int(files.max(initial=0)) + 1
+        agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees, is_other))
+        believed = ~agrees & (other <= np.maximum(agreeing, 1))[files]
+        claims = self.light_claims if is_light(queue.key[0]) else self.claims
+        for number, offset, size, count in zip(
+            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts)), strict=True
+        ):
+            claims[offset].append(Claim(*queue.key, number, size, count))
+
+    def places_at(self, offset: int) -> tuple[Place, ...]:
+        """Where units say that the record at a log offset stands in light queues."""
+        return tuple(sorted({(claim.topic, claim.queue_offset) for claim in self.light_claims.get(offset, [])}))
+
+
+def written_units(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
+    its first message are left out."""
+    for name in disk.files(directory):
+        start = offset_of(name)
+        if start is None or start % layout.size:
+            continue
+        file = disk.open(directory / name)
+        try:
+            stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
+        finally:
+            file.close()
+        units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+        numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
+        written = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
+        if layout is BATCH_UNIT:
+            numbers, counts = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
+            written &= (numbers >= 0) & (counts > 0)
+        columns = (numbers, units["commit_log_offset"], units["size"], counts, units["tags_code"])
+        in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
+        yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
+
+
+def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size: int) -> None:
+    files, counts = np.unique(offsets // file_size, return_counts=True)
+    counter.update(dict(zip(files.tolist(), counts.tolist(), strict=True)))
+
+
+def read_record(data: bytes) -> Record | None:
+    """The whole record that these bytes are."""
+    try:
+        return decode_record(data)
+    except CorruptData:
+        return None

@@ -1,0 +1,203 @@
+"""Restoring a record from what is left of it and from what a queue unit says of it: lengths, place and queue.
+
+A restored record is accepted only if its lengths fill its place and its body has the CRC in its head, or its record CRC
+holds. Fields that nothing else names (times, hosts, user flag) are taken as they are.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.layout.batch import INNER_BASE, INNER_NUM, inner_count
+from stratalog.layout.message import (
+    HEAD,
+    HEADS,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH,
+    PROPERTIES_SIZE_MAX,
+    TOPIC_CHARS_MAX_V1,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+    Host,
+    Record,
+    crc_of,
+    decode_record,
+)
+from stratalog.layout.properties import NAME_END, VALUE_END, find_property
+from stratalog.layout.record import Layout
+from stratalog.layout.recordcrc import has_record_crc, record_crc_holds
+from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, Transaction, enters_queue
+from stratalog.tools.evidence import Claim
+
+_PREPARED_BIT = int(Transaction.PREPARED)
+"""Set in both kinds of record that enter no queue, and in none that does."""
+
+
+def restored(data: bytes, offset: int, claim: Claim | None) -> bytes | None:
+    """The record that was put at a log offset and of which `data`, all its bytes, is left; None when that is not sure.
+
+    Without a claim no more than one field may be wrong.
+    """
+    if len(data) < HEAD.size:
+        return None
+    for shape in _shapes(data, claim):
+        record = _record(data, offset, claim, *shape)
+        found = record.encode() if record else None
+        if found and len(found) == len(data) and _is_sure(data, found, shape, claim):
+            return found
+    return None
+
+
+def claim_of(record: Record) -> Claim:
+    """What a record says of itself."""
+    count = 0
+    if record.sys_flag & SysFlag.INNER_BATCH:
+        with contextlib.suppress(IllegalMessage):
+            count = inner_count(record.properties)
+    topic = record.topic.decode("utf-8", "surrogateescape")
+    return Claim(topic, record.queue_id, record.queue_offset, record.total_size, count)
+
+
+def identity(data: bytes, offset: int) -> Claim | None:
+    """What a record says of itself whose head and lengths are whole, though its body is not."""
+    try:
+        record = decode_record(data, verify=False)
+    except CorruptData:
+        return None
+    return claim_of(record) if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
+
+
+_Shape = tuple[int, int, int]
+"""Magic, flags of the hosts, size of the body."""
+
+
+def _shapes(data: bytes, claim: Claim | None) -> Iterator[_Shape]:
+    """Every way to read the record, as stored first."""
+    head = HEAD.unpack(data)
+    stored_flags = head.sys_flag & HOSTS_MASK
+    for magic in sorted((MAGIC_V1, MAGIC_V2), key=lambda magic: magic != head.magic):
+        for flags in sorted(HEADS, key=lambda flags: flags != stored_flags):
+            layout = HEADS[flags]
+            if len(data) < layout.size:
+                continue
+            body_size = layout.unpack(data).body_size
+            yield magic, flags, body_size
+            if claim:
+                topic = claim.topic.encode("utf-8", "surrogateescape")
+                lead = _topic_length(magic).pack(len(topic)) + topic if len(topic) <= TOPIC_CHARS_MAX_V1 else topic
+                at = data.rfind(lead, layout.size)
+                if at >= 0 and at - layout.size != body_size:
+                    yield magic, flags, at - layout.size
+
+
+def _topic_length(magic: int) -> Layout:
+    return TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
+
+
+def _lengths(
+    data: bytes, layout: Layout, magic: int, body_size: int, topic: bytes | None
+) -> tuple[int, int, int] | None:
+    """Where the topic begins, its size, and where the properties begin."""
+    length = _topic_length(magic)
+    at = layout.size + body_size
+    if body_size < 0 or at + length.size + PROPERTIES_LENGTH.size > len(data):
+        return None
+    topic_size = len(topic) if topic is not None else length.unpack(data, at).size
+    properties_at = at + length.size + topic_size + PROPERTIES_LENGTH.size
+    if topic_size < 0 or not 0 <= len(data) - properties_at <= PROPERTIES_SIZE_MAX:
+        return None
+    return at + length.size, topic_size, properties_at
+
+
+def _record(
+    data: bytes, offset: int, claim: Claim | None, magic: int, flags: int, body_size: int
+) -> Record | None:  # fmt: skip
+    layout = HEADS[flags]
+    known = claim.topic.encode("utf-8", "surrogateescape") if claim else None
+    lengths = _lengths(data, layout, magic, body_size, known)
+    if lengths is None:
+        return None
+    topic_at, topic_size, properties_at = lengths
+    head, properties = layout.unpack(data), data[properties_at:]
+    topic = data[topic_at : topic_at + topic_size] if known is None else known
+    body = data[layout.size : layout.size + body_size]
+    sys_flag = head.sys_flag & ~HOSTS_MASK | flags
+    if claim:
+        sys_flag = sys_flag if enters_queue(sys_flag) else sys_flag & ~_PREPARED_BIT
+        properties = _with_batch(properties, sys_flag, claim)
+    record = Record(
+        topic=topic, body=body, properties=properties, queue_id=claim.queue_id if claim else head.queue_id,
+        flag=head.flag, queue_offset=claim.queue_offset if claim else head.queue_offset, commit_log_offset=offset,
+        sys_flag=sys_flag, born_timestamp=head.born_timestamp, born_host=Host(head.born_address, head.born_port),
+        store_timestamp=head.store_timestamp, store_host=Host(head.store_address, head.store_port),
+        reconsume_times=head.reconsume_times, prepared_transaction_offset=head.prepared_transaction_offset, magic=magic,
+        body_crc=head.body_crc,
+    )  # fmt: skip
+    wrong_bits = (crc_of(body) ^ head.body_crc) & 0xFFFFFFFF
+    # No turned bit of a body leaves its CRC wrong in one bit: then that bit is the CRC's own.
+    return replace(record, body_crc=None) if body and wrong_bits.bit_count() == 1 else record
+
+
+def _with_batch(properties: bytes, sys_flag: int, claim: Claim) -> bytes:
+    """Properties in which a batch has that queue offset and size, where they are as long as those in them."""
+    if not sys_flag & SysFlag.INNER_BATCH:
+        return properties
+    for name, value in ((INNER_BASE, claim.queue_offset), (INNER_NUM, claim.batch_size)):
+        lead, stored = (name + NAME_END).encode(), find_property(properties, name.encode())
+        if stored is not None and value and len(stored) == len(str(value)):
+            properties = properties.replace(lead + stored.encode(), lead + str(value).encode())
+    return properties
+
+
+def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> bool:
+    """Whether enough of the record is as it was stored."""
+    magic, flags, body_size = shape
+    layout = HEADS[flags]
+    changed = {
+        field.name
+        for field in layout.fields
+        if data[(at := layout.position(field.name)) : at + field.size] != found[at : at + field.size]
+    }
+    body_end = layout.size + body_size
+    crc = crc_of(found[layout.size : body_end]) if body_size else 0
+    if crc != layout.unpack(found).body_crc & 0x7FFFFFFF:
+        return False
+    topic_at = body_end + _topic_length(magic).size
+    properties_at = _properties_at(found, layout, magic, body_size)
+    lengths_at = properties_at - PROPERTIES_LENGTH.size
+    behind = {
+        name
+        for name, begin, end in (
+            ("topic_length", body_end, topic_at),
+            ("topic", topic_at, lengths_at),
+            ("properties_length", lengths_at, properties_at),
+            ("properties", properties_at, len(found)),
+        )
+        if data[begin:end] != found[begin:end]
+    }
+    if has_record_crc(found[properties_at:]):
+        return record_crc_holds(found)
+    properties = found[properties_at:]
+    is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
+    if is_cut or not _is_text(properties):
+        return False
+    if len(behind) > 1 or (changed & {"body_crc"} and (len(changed) > 1 or behind)):
+        return False
+    return len(changed) + len(behind) <= 1 or bool(claim and body_size)
+
+
+def _is_text(properties: bytes) -> bool:
+    """Whether properties were written to their end, which is a separator, and are text."""
+    try:
+        properties.decode()
+    except UnicodeDecodeError:
+        return False
+    return not properties.endswith(b"\0")
+
+
+def _properties_at(data: bytes, layout: Layout, magic: int, body_size: int) -> int:
+    length = _topic_length(magic)
+    at = layout.size + body_size
+    return at + length.size + int(length.unpack(data, at).size) + PROPERTIES_LENGTH.size

@@ -1,0 +1,91 @@
+"""The part of a repair's plan that looks at files as such: links, names, sizes, gaps, the configuration, leftovers."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from stratalog.errors import CorruptData
+from stratalog.layout.names import (
+    ABORT,
+    COMMIT_LOG,
+    CONFIG,
+    offset_name,
+    offset_of,
+)
+from stratalog.store.disk import UNFINISHED, PrivateDisk
+from stratalog.tools.repair_actions import Action
+from stratalog.tools.survey import CUT, MISSING
+from stratalog.tools.verify_files import BACKUP, config_fault, config_files
+
+
+def plan_files(
+    root: Path, file_size: int, disk: PrivateDisk, *, is_given: bool
+) -> tuple[list[Action], list[str]]:  # fmt: skip
+    """Give every file of the log its full size, make those that are missing, move away what is no file of a log.
+
+    Returns the actions, and what cannot be mended. Raises `CorruptData` where no size fits the names.
+    """
+    actions = list(_strays(root, file_size))
+    files = {
+        name: size
+        for name, size in disk.files(root / COMMIT_LOG).items()
+        if (start := offset_of(name)) is not None and not start % file_size
+    }
+    starts = [int(name) for name in files]
+    is_known = file_size in files.values() or any(start + file_size in starts for start in starts)
+    is_known |= is_given and max(files.values(), default=0) < 2 * file_size
+    expected: int | None = None
+    for name, size in files.items():
+        start, path = int(name), f"{COMMIT_LOG}/{name}"
+        while expected is not None and expected < start:
+            actions.append(Action("create", f"{COMMIT_LOG}/{offset_name(expected)}", size=file_size, reason=MISSING))
+            expected += file_size
+        expected = start + file_size
+        if size > file_size and not is_known:
+            raise CorruptData(
+                f"the file has {size:,} bytes, not {file_size:,}: give mapped_file_size_commit_log",
+                path=str(root / path),
+            )
+        if size > file_size:
+            actions.append(Action("trim", path, file_size, size - file_size, "bytes over the size of the log's files"))
+        elif not size and name == max(files):
+            actions.append(Action("remove", path, reason="a file that was never written"))
+        elif size < file_size:
+            actions.append(Action("extend", path, size, file_size - size, CUT))
+    config_actions, unmended = _plan_config(root, disk)
+    return [*actions, *config_actions, *_leftovers(root, disk)], unmended
+
+
+def _strays(root: Path, file_size: int) -> Iterator[Action]:
+    """What RocketMQ would take for a file of the log and is none."""
+    with os.scandir(root / COMMIT_LOG) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            start = offset_of(entry.name)
+            is_file = stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)
+            if is_file and (start is None or start % file_size):
+                yield Action("away", f"{COMMIT_LOG}/{entry.name}", reason="its name is none of a file of this log")
+            elif not is_file and (start is not None or not entry.is_dir()):
+                yield Action("away", f"{COMMIT_LOG}/{entry.name}", reason="it is no regular file")
+
+
+def _plan_config(root: Path, disk: PrivateDisk) -> tuple[list[Action], list[str]]:
+    actions, unmended = [], []
+    for path in config_files(root, disk):
+        fault = config_fault(path, disk)
+        if fault is None:
+            continue
+        if path.exists() and not path.is_file():
+            unmended.append(f"{CONFIG}/{path.name} is no file: move it away")
+        elif config_fault(path.with_name(path.name + BACKUP), disk) is None:
+            actions.append(Action("config", f"{CONFIG}/{path.name}", reason=fault))
+        else:
+            unmended.append(f"{CONFIG}/{path.name} ({fault}) has no backup that can be read: restore it")
+    return actions, unmended
+
+
+def _leftovers(root: Path, disk: PrivateDisk) -> Iterator[Action]:
+    names = [*disk.files(root), *disk.directories(root)]
+    for name in sorted(name for name in names if name.endswith(UNFINISHED) and name != ABORT + UNFINISHED):
+        if not (root / name).is_symlink():
+            yield Action("remove", name, reason="left over from a process that was killed")
