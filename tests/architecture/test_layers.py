@@ -23,7 +23,8 @@ LAYERS = (
     {"tiered", "tools"},
     {"pipeline"},
     {"stratalog"},  # the package's own __init__: lazy re-exports
-    {"cli", "__main__", "pyspark_stratalog"},
+    {"cli", "pyspark_stratalog"},
+    {"__main__"},
 )
 """From low to high. A module may import from its own package and from lower rows, not from its neighbours in a row."""
 

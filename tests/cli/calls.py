@@ -15,9 +15,9 @@ SETTINGS: dict[str, Any] = {
 Call = Callable[..., Result]
 
 
-def sentence(result: Result) -> str:
-    """The one line of an error; fails unless it is exactly that, with exit code 1 and nothing on stdout."""
-    assert result.exit_code == 1, result.output
+def sentence(result: Result, *, exit_code: int = 1) -> str:
+    """The one line of an error; fails unless it is exactly that, with the exit code and nothing on stdout."""
+    assert result.exit_code == exit_code, result.output
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 1, lines

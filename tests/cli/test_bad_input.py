@@ -137,3 +137,26 @@ def test_a_reader_that_has_seen_enough_is_no_error(small_store: Path) -> None:
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_seconds_are_no_time(small_store: Path, call: Call) -> None:
+    by_key = "query", "orders", "all"
+    for command, *rest in (
+        ("get", "orders", "--time"),
+        (*by_key, "--begin"),
+        (*by_key, "--end"),
+        ("dump", "--from-time"),
+    ):
+        for text in ("1700000000", "1700000000000000", "-1"):
+            told = sentence(call(command, small_store, *rest, text))
+            assert "give a datetime with a time zone, or milliseconds" in told
+        for text in ("1700000000000", "0", "1970-01-02", "2026-11-21T17:00:00+02:00"):
+            assert call(command, small_store, *rest, text).exit_code == 0
+
+
+def test_a_setting_may_be_true_or_false(tmp_path: Path, call: Call) -> None:
+    for text in ("true", "True", "false", "FALSE"):
+        assert call("put", tmp_path / text, "t", "x", "--set", f"message_index_enable={text}").exit_code == 0
+        assert (tmp_path / text / "index").exists() == (text.lower() == "true")
+    assert "give True or False" in sentence(call("put", tmp_path / "s", "t", "x", "--set", "message_index_enable=yes"))
+    assert not (tmp_path / "s").exists()

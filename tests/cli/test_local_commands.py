@@ -162,6 +162,10 @@ def test_messages_are_found_by_key(small_store: Path, call: Call) -> None:
     assert len(lines_of(call("query", small_store, "orders", "all", "--json"))) == 20
     assert len(lines_of(call("query", small_store, "orders", "all", "--limit", 5, "--json"))) == 5
     assert lines_of(call("query", small_store, "orders", "all", "--end", "2000-01-01", "--json")) == []
+    for form in ((), ("--json",)):
+        cut = call("query", small_store, "orders", "all", "--limit", 5, *form)
+        assert "there are older messages with this key: raise --limit, which is 5" in cut.stderr
+        assert "older" not in call("query", small_store, "orders", "all", "--limit", 20, *form).stderr
     nothing = call("query", small_store, "orders", "nobody")
     assert nothing.exit_code == 0
     assert nothing.stderr.startswith("0 messages in ")

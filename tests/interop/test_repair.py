@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.layout.message import HEAD
 from stratalog.layout.sysflag import SysFlag
 from stratalog.tools.repair import repair
-from stratalog.tools.repair_fill import LOST_PROPERTY
+from stratalog.tools.repair_fill import LOST_FLAG, LOST_PROPERTY
 from stratalog.tools.repair_plan import plan_repair
 
 COUNT = 300
@@ -39,7 +40,7 @@ def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
     for offset, _ in broken:
         path = root / "commitlog" / f"{offset // size * size:020d}"
         data = bytearray(path.read_bytes())
-        data[offset % size + HEAD.position("magic")] ^= 0xFF
+        data[offset % size : offset % size + HEAD.size] = bytes(HEAD.size)
         path.write_bytes(data)
     if road == "crashed":
         (root / "abort").touch()
@@ -60,9 +61,38 @@ def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
     for key, messages in before.items():
         for old, new in zip(messages, after[key], strict=True):
             if old["commit_log_offset"] in lost:
-                assert new["sys_flag"] & SysFlag.NEED_UNWRAP or not new["body"]  # a batch of no messages
+                assert new["sys_flag"] & SysFlag.NEED_UNWRAP  # a batch of no messages
+                assert new["flag"] == LOST_FLAG
                 assert new["properties"].keys() <= {LOST_PROPERTY}
             else:
                 assert new == old
     with open_ours(root, sizes, rocketmq, mode="r") as store:
         assert store.recovery.clean
+
+
+def test_rocketmq_keeps_what_was_put_after_damage_once_it_is_repaired(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """After a crash without the repair it ends the log at the damage, as the warning says."""
+    sizes, root = random_sizes("put after damage"), tmp_path / "store"
+    with open_ours(root, sizes, rocketmq) as store:
+        places = [store.put("topic", b"%d" % number * 9).commit_log_offset for number in range(20)]
+    path, position = root / "commitlog" / f"{0:020d}", places[7] + HEAD.position("magic")
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0xFF
+    path.write_bytes(data)
+    (root / "checkpoint").unlink()
+    with open_ours(root, sizes, rocketmq) as store:
+        assert "stratalog repair" in store.recovery.warning
+        for number in range(5):
+            store.put("topic", b"after %d" % number)
+    repaired = tmp_path / "repaired"
+    settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    assert repair(plan_repair(root, settings=settings), to=repaired).ok
+    bodies = [b"%d" % number * 9 for number in range(20)]
+    after = [b"after %d" % number for number in range(5)]
+    for directory, kept in ((root, bodies[:7]), (repaired, bodies[:7] + bodies[8:] + after)):
+        (directory / "abort").touch()
+        (directory / "checkpoint").unlink()
+        assert rocketmq.ask("open", directory=str(directory), settings=java_settings(sizes))["loaded"]
+        found = [b64decode(message["body"]) for messages in java_reading(rocketmq).values() for message in messages]
+        rocketmq.ask("close")
+        assert {*kept} == {*found} & {*bodies, *after}

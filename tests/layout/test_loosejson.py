@@ -1,6 +1,7 @@
 """RocketMQ's JSON with integer keys."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -94,6 +95,21 @@ MALFORMED = [
 def test_what_is_not_this_json_is_corrupt_data(malformed: str) -> None:
     with pytest.raises(CorruptData):
         decode_loose_json(malformed)
+
+
+HOSTILE = [
+    "[" + "1," * 400_000, '{"":' * 60 + '{"":1,' * 200_000, "1" * 1_000_000, "[" + "1 " * 500_000, "-" * 1_000_000,
+    '"' + '\\"' * 500_000, '"\\ud800' * 200_000, "{" + "1:2," * 250_000, '"' * 1_000_001, "[" + "[]," * 300_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: repr(hostile[:12]))
+def test_a_hostile_text_takes_time_linear_in_its_size(hostile: str) -> None:
+    """A megabyte took 1 s; a step quadratic in the size would take hours."""
+    started = time.process_time()
+    with pytest.raises(CorruptData):
+        decode_loose_json(hostile)
+    assert time.process_time() - started < 3
 
 
 def test_the_limits_themselves_are_inside() -> None:

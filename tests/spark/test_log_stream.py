@@ -1,6 +1,7 @@
 """The offload's source and sink, driven as Spark drives them but without a JVM."""
 
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from stratalog.pipeline import committed_log, log_source, runs
 from stratalog.pipeline.committed_log import CommittedLog
 from stratalog.pipeline.log_source import LogReader, LogSource
 from stratalog.pipeline.offload import check_same_store
-from stratalog.tiered.segment import open_backend
+from stratalog.tiered.segment import is_name, open_backend
 from stratalog.tiered.state import TierState
 from stratalog.tiered.tiered_store import TieredStore, open_tier
 
@@ -328,6 +329,51 @@ def test_damaged_records_are_left_out_and_those_behind_them_arrive(tmp_path: Pat
         queue: [row for row in messages if (*queue, row["queueOffset"]) not in damaged]
         for queue, messages in everything.items()
     }
+
+
+ODD_NAMES = (
+    b"or\xffers", b"or ers", b"or/ers", b"..ders", b".rders", b"\0rders", b"\xed\xa0\x80ers", "ör\u20ac".encode(),
+    b"events",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_queues_that_a_tier_cannot_have_are_passed_over_and_counted(seed: int, tmp_path: Path) -> None:
+    """One odd topic, in a log that a broker or a bad disk wrote, must not keep the other messages from the tier."""
+    choose = random.Random(seed)
+    with open_small(tmp_path / "store") as store:
+        for number in range(90):
+            store.put("orders", b"%d" % number, queue_id=number % 2)
+    odd: set[bytes] = set()
+
+    def renamed(found: re.Match[bytes]) -> bytes:
+        if choose.random() < 0.7:
+            return found[0]
+        name = choose.choice((*ODD_NAMES, choose.randbytes(6)))
+        odd.add(name)
+        return b"\x06" + name
+
+    (log,) = (tmp_path / "store" / "commitlog").iterdir()
+    log.write_bytes(re.sub(rb"\x06orders", renamed, log.read_bytes()))
+    for derived in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / "store" / derived)
+    for derived in ("checkpoint", "queues.snapshot"):
+        (tmp_path / "store" / derived).unlink()
+    with open_small(tmp_path / "store") as store:
+        assert store.log.end_offset > 90 * 95
+    wanted = {name: rows for name, rows in messages_of(tmp_path / "store").items() if is_name(name[0])}
+    StreamingDriver(tmp_path / "store", tmp_path / "tier", max_bytes=2000, seed=seed).run()
+    state = tier_state(tmp_path / "tier")
+    with open_tier(tmp_path / "tier") as tier:
+        for name, rows in wanted.items():
+            copied = [tier.queue(*name).get(row["queueOffset"]).message for row in rows]
+            assert [message and message.body for message in copied] == [row["body"] for row in rows]
+    assert sum(state.passed_over.values()) == 90 - sum(map(len, wanted.values())) > 0
+    names = {name.decode("utf-8", "backslashreplace") for name in odd}
+    assert {name.rpartition("/")[0] for name in state.passed_over} <= names
+    again = StreamingDriver(tmp_path / "store", tmp_path / "tier").run()
+    assert again.batch_count == 0
+    assert tier_state(tmp_path / "tier").passed_over == state.passed_over
 
 
 def test_a_record_that_breaks_while_it_is_copied_stops_the_batch(store: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from crash.faults import Stopped, install
 from golden.cases import GOLDEN, golden_case
 from store.conftest import OpenStore
 from store.model import scratch_folder
-from stratalog.errors import ConfigurationError, CorruptData, IllegalMessage, StoreFailed
+from stratalog.errors import ConfigurationError, CorruptData, IllegalMessage, StoreReadOnly
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.store.config_files import (
     CONSUMER_OFFSETS,
@@ -261,7 +261,7 @@ def test_topics_that_cannot_be_are_refused_and_nothing_is_written(open_store) ->
             store.create_topic(name, **keywords)
     assert not config_path(store.root).exists()
     store.close()
-    with pytest.raises(StoreFailed), stratalog.open(store.root, mode="r") as reading:
+    with pytest.raises(StoreReadOnly), stratalog.open(store.root, mode="r") as reading:
         reading.create_topic("t")
 
 

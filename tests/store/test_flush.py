@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import stratalog
 from store.conftest import OpenStore
 from store.model import QUIET, SMALL, Clock
-from stratalog.errors import ConfigurationError, StoreFailed
+from stratalog.errors import ConfigurationError, StoreClosed, StoreFailed, StratalogError
 from stratalog.layout.properties import encode_properties
 from stratalog.store.flush import TimedFlush
 from stratalog.store.message_store import MessageStore
@@ -235,7 +236,7 @@ def test_waiters_of_a_store_that_closes_are_told(open_store: OpenStore) -> None:
     outcomes = asyncio.run(main())
     with stratalog.open(store.root, mode="r", **SMALL) as reader:
         there = {message.queue_offset for message in reader.queue("t").read()}
-    assert {outcome.queue_offset for outcome in outcomes if not isinstance(outcome, StoreFailed)} <= there
+    assert {outcome.queue_offset for outcome in outcomes if not isinstance(outcome, StoreClosed)} <= there
 
 
 # -- who waits -------------------------------------------------------------------------------------------------------
@@ -282,7 +283,9 @@ def test_a_timed_flush_is_due_with_enough_pages_or_after_long_enough(open_store:
     assert not timed.is_due()
     clock.now_ms += 1
     assert timed.is_due()
-    assert not timed.is_due(), "the time starts again"
+    assert timed.is_due(), "asking changes nothing"
+    timed.restart()
+    assert not timed.is_due()
     store.put("t", b"x" * 3 * 4096)
     assert timed.is_due()
     store.flush()
@@ -354,3 +357,37 @@ def test_full_log_files_give_their_descriptors_back_once_durable(open_store: Ope
     assert [file._fd >= 0 for file in store.log.files] == [False] * (len(store.log.files) - 1) + [True]
     store.put("t", b"after")
     store.flush()
+
+
+def test_the_error_of_a_refused_put_does_not_grow(open_store: OpenStore) -> None:
+    store = open_store(checked=False)
+    store.put("t", b"body")
+    store.log.fail(StoreFailed("the disk"))
+    depths = []
+    for _ in range(20):
+        with pytest.raises(StoreFailed) as refused:
+            store.put("t", b"body")
+        depths.append(len(traceback.extract_tb(refused.value.__traceback__)))
+    assert len(set(depths[1:])) == 1
+
+
+def test_several_threads_may_write_checkpoints(open_store: OpenStore) -> None:
+    """They share the name of a temporary file, and what is not durable yet."""
+    store = open_store(checked=False)
+    failures: list[Exception] = []
+
+    def keep() -> None:
+        try:
+            for _ in range(60):
+                store.put("t", b"body")
+                store.dispatch()
+                store._keep()
+        except StratalogError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=keep) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -48,7 +48,7 @@ class ShortDisk(Disk):
 def settle(store: stratalog.MessageStore) -> None:
     """Wait for the file that is being made."""
     with store.log.lock:
-        store.log._next_files._join()
+        store.log._next_files._end()
 
 
 def test_the_next_file_is_made_on_a_thread_when_the_newest_is_half_full(open_store: OpenStore) -> None:
@@ -105,7 +105,7 @@ def test_after_a_crash_a_file_made_ahead_is_harmless(tmp_path: Path) -> None:
         f"path = {str(tmp_path / 'store')!r}\n"
         f"store = stratalog.open(path, mapped_file_size_commit_log={LOG_FILE_SIZE}, flush='sync')\n"
         f"for _ in range({HALF}): store.put('t', b'x' * 10_000)\n"
-        "store.log._next_files._join()\n"
+        "store.log._next_files._end()\n"
         "os._exit(9)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, env=dict(os.environ)).returncode == 9
@@ -156,7 +156,7 @@ def test_as_many_files_are_reserved_as_an_append_takes(size: int, open_store: Op
     for count in (1, 7, 50):
         store.append(pa.record_batch({"body": pa.array([b"y" * size] * count, pa.binary())}), topic="t")
         with store.log.lock:
-            store.log._next_files._join()
+            store.log._next_files._end()
             assert len(log_files(store.root)) - len(store.log.files) <= 1, "more than the one made ahead"
     check(store)
 

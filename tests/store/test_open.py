@@ -1,19 +1,31 @@
 """Opening and closing: lock, abort mark, checkpoint, settings, releases."""
 
+import asyncio
+import contextlib
 import errno
 import os
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import stratalog
 from store.conftest import OpenStore
 from store.model import QUIET, SMALL, Clock, bodies, check, index_files, log_files
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore, StoreFailed, StoreLocked
+from stratalog.errors import (
+    ConfigurationError,
+    NotAStore,
+    StoreClosed,
+    StoreLocked,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL_POSITION, SIZE_5_3
 from stratalog.layout.names import offset_name
 from stratalog.store.checkpoint import Checkpoint
@@ -94,7 +106,7 @@ def test_the_lock_is_free_after_a_log_file_could_not_be_removed(
 
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "remove", refused)
-        with pytest.raises(NotAStore, match="stays"):
+        with pytest.raises(StoreUnavailable, match="stays"):
             open_store()
     with open_store() as store:
         assert [message.keys for message in store.query("t", key="k")] == [["k"]]
@@ -203,9 +215,9 @@ def test_reading_touches_no_byte_even_where_recovery_has_much_to_do(open_store: 
         assert len(list(reader.queue("t").read())) == 400
         assert len(reader.query("t", key="k77")) == 1
         check(reader)
-        with pytest.raises(StoreFailed, match="reading only; open it with mode='w'"):
+        with pytest.raises(StoreReadOnly, match="reading only; open it with mode='w'"):
             reader.put("t", b"x")
-        with pytest.raises(StoreFailed, match="reading only"):
+        with pytest.raises(StoreReadOnly, match="reading only"):
             reader.put_many("t", [b"x"])
     assert fingerprint(store.root) == before
 
@@ -321,3 +333,98 @@ def test_a_released_file_keeps_its_bytes_and_has_no_descriptor(tmp_path: Path) -
     assert len(os.listdir("/proc/self/fd")) == before + 1
     file.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- async with ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["well", "by an error", "by cancelling"])
+def test_async_with_releases_the_lock_however_the_block_ends(ends: str, tmp_path: Path) -> None:
+    receipts: list[int] = []
+
+    async def use() -> None:
+        async with stratalog.open(tmp_path / "s", flush="sync", **SMALL) as store:
+            puts = [asyncio.ensure_future(store.put_async("t", b"%d" % number)) for number in range(50)]
+            await asyncio.gather(*puts)
+            receipts.extend(put.result().queue_offset for put in puts)
+            if ends == "by an error":
+                raise KeyError("ours")
+            if ends != "well":
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(use())
+        if ends == "by cancelling":
+            while not receipts:
+                await asyncio.sleep(0)
+            task.cancel()
+        await task
+
+    expected = {"by an error": KeyError, "by cancelling": asyncio.CancelledError}
+    with contextlib.suppress(*([expected[ends]] if ends in expected else [])):
+        asyncio.run(main())
+        assert ends == "well"
+    with stratalog.open(tmp_path / "s", **SMALL) as store:
+        assert store.recovery.clean
+        assert [message.queue_offset for message in store.queue("t").read()] == receipts == list(range(50))
+
+
+def test_async_with_finishes_puts_that_are_under_way(tmp_path: Path) -> None:
+    async def main() -> list[object]:
+        async with stratalog.open(tmp_path / "s", flush="sync", **SMALL) as store:
+            puts = [asyncio.ensure_future(store.put_async("t", b"%d" % number)) for number in range(50)]
+            await asyncio.sleep(0)
+        return await asyncio.wait_for(asyncio.gather(*puts), 20)
+
+    assert len(asyncio.run(main())) == 50
+
+
+def test_a_closed_store_cannot_be_entered_again(open_store: OpenStore) -> None:
+    store = open_store()
+    store.close()
+    with pytest.raises(StoreClosed, match="open it again"), store:
+        pass
+
+
+def test_keywords_override_the_settings_they_are_given_with(tmp_path: Path) -> None:
+    settings = StoreSettings(max_message_size=1000, mapped_file_size_commit_log=1 << 16)
+    with stratalog.open(tmp_path / "store", settings=settings, flush="sync", max_message_size=2000) as store:
+        assert (store.settings.flush, store.settings.max_message_size) == ("sync", 2000)
+        assert store.settings.mapped_file_size_commit_log == 1 << 16
+        assert store.put("t", b"x").end_offset == store.durable_offset
+    for wrong in ({"flush": "SYNC"}, {"flushes": "sync"}, {"enable_lmq": True}):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            stratalog.open(tmp_path / "store", settings=settings, **wrong)
+    for no_settings in ({"flush": "sync"}, "sync", 1):
+        with pytest.raises(ConfigurationError, match="give StoreSettings"):
+            stratalog.open(tmp_path / "store", settings=no_settings)
+
+
+WRONG_SETTINGS: dict[type, list[Any]] = {
+    bool: [0, 1, None, "true", "", np.True_, [True]],
+    int: [0, -1, 1 << 31, 1 << 200, True, 1.0, "1000", np.int64(1000), [1000], float("nan")],
+    str: [None, b"sync", 5, True, "", "SYNC", "5.4", ["sync"], ("async", "sync"), np.arange(2)],
+}
+
+
+@pytest.mark.parametrize("field", fields(StoreSettings), ids=lambda field: field.name)
+def test_no_setting_takes_a_value_of_another_type_or_out_of_range_however_it_is_given(
+    field: Any, tmp_path: Path
+) -> None:
+    kind = type(field.default) if field.default is not None else int
+    for value in WRONG_SETTINGS[kind]:
+        given = {field.name: value}
+        if kind is int and value == 0 and field.name.startswith("flush_commit_log"):
+            continue  # 0 is legal there
+        if field.name == "message_delay_level" and isinstance(value, str) and not value:
+            continue  # no levels
+        for make in (
+            lambda given=given: StoreSettings(**given),
+            lambda given=given: StoreSettings.make(given),
+            lambda given=given: replace(StoreSettings(), **given),
+            lambda given=given: stratalog.open(tmp_path / "store", **given),
+            lambda given=given: stratalog.open(tmp_path / "store", settings=StoreSettings(), **given),
+        ):
+            with pytest.raises(ConfigurationError, match=field.name):
+                make()
+    assert not (tmp_path / "store").exists()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import stratalog
 from store.conftest import OpenStore
 from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, bodies, check, crash_copy, log_files, scratch_folder
-from stratalog.errors import IllegalMessage, OffsetOutOfRange, StoreFailed
+from stratalog.errors import IllegalMessage, OffsetOutOfRange, StoreClosed
 from stratalog.layout.message import FIXED_SIZE_V1, Host
 from stratalog.layout.messageid import decode_offset_message_id
 from stratalog.layout.properties import encode_properties
@@ -383,7 +383,7 @@ def test_nobody_waits_for_ever_when_the_store_is_closed_with_puts_in_flight(open
             return outcomes
 
         outcomes = asyncio.run(put_all())
-        acknowledged = [outcome.queue_offset for outcome in outcomes if not isinstance(outcome, StoreFailed)]
+        acknowledged = [outcome.queue_offset for outcome in outcomes if not isinstance(outcome, StoreClosed)]
         with stratalog.open(store.root, mode="r", **SMALL) as reader:
             assert set(acknowledged) <= {message.queue_offset for message in reader.queue("t").read()}
 
@@ -427,8 +427,11 @@ def test_a_closed_store_takes_and_gives_nothing_and_says_so(open_store: OpenStor
         lambda: store.put_many("t", [b"two"]),
         lambda: store.append(pa.record_batch({"body": [b"two"]}), topic="t"),
         lambda: asyncio.run(store.put_async("t", b"two")),
+        lambda: store.flush(),
+        lambda: list(queue.read()),
+        lambda: store.create_topic("other"),
     ):
-        with pytest.raises(StoreFailed, match="closed; open it again"):
+        with pytest.raises(StoreClosed, match="closed; open it again"):
             use()
 
 

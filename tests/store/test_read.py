@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import stratalog
 from store.conftest import OpenStore
 from store.model import LOG_FILE_SIZE, QUIET, SMALL, Clock, check, log_files, queue_files, scratch_folder
-from stratalog.errors import ConfigurationError, OffsetOutOfRange, StoreFailed
+from stratalog.errors import ConfigurationError, OffsetOutOfRange, StoreClosed
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.message import Host, Record
 from stratalog.layout.queue import UNIT
@@ -139,7 +139,7 @@ def test_a_follower_of_a_store_that_is_closed_ends_with_the_reason(open_store: O
                 outcome.append(message.queue_offset)
                 if len(outcome) == 3:
                     started.set()
-        except StoreFailed as error:
+        except StoreClosed as error:
             outcome.append(str(error))
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -165,7 +165,7 @@ def test_whoever_reads_or_asks_while_the_store_is_closed_gets_the_reason_and_the
             try:
                 while True:
                     act()
-            except StoreFailed as error:
+            except StoreClosed as error:
                 outcomes.append(str(error))
 
         uses = (

@@ -12,7 +12,8 @@ from stratalog.errors import NotAStore, StoreLocked
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.tools import rebuild as module
-from stratalog.tools.rebuild import STAGING, rebuild
+from stratalog.tools.own_files import STAGING
+from stratalog.tools.rebuild import rebuild
 from stratalog.tools.verify import verify
 
 SETTINGS: dict[str, Any] = {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import stratalog
 from golden.cases import golden_case
+from store.model import scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
 from stratalog.layout.message import HEAD, decode_record
@@ -23,8 +24,10 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
-from stratalog.tools.repair import QUARANTINE, UNFINISHED_COPY, repair
-from stratalog.tools.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
+from stratalog.tools.own_files import QUARANTINE
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import UNFINISHED_COPY, repair
+from stratalog.tools.repair_fill import LOST_FLAG, LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_plan import RepairPlan, plan_repair, split
 from stratalog.tools.verify import verify
 
@@ -129,9 +132,12 @@ def check_mended(root: Path, stored: list[Stored], whole: set[int], plan: Repair
                 if record and record.commit_log_offset in whole:
                     at = message.commit_log_offset
                     assert (at, log[at : at + message.store_size]) == (record.commit_log_offset, record.data)
-                else:
-                    assert message.properties.get(LOST_PROPERTY), message
+                elif message.flag == LOST_FLAG:
                     assert message.decompressed() == b""
+                else:  # restored
+                    assert record, message
+                    put = decode_record(record.data)
+                    assert (message.commit_log_offset, message.body) == (record.commit_log_offset, put.body), message
             there = {m.queue_offset for m in messages}
             assert {s.queue_offset for s in mine.values() if s.commit_log_offset in whole} <= there
     assert {(m.topic, m.queue_id, m.queue_offset) for m in plan.lost}.isdisjoint(
@@ -233,7 +239,7 @@ def test_after_any_damage_a_repaired_store_is_whole_and_keeps_every_whole_record
     if before is not None:  # nothing outside the ranges in the plan has changed
         after = bytearray(log_bytes(root))
         for action in plan.actions:
-            if action.kind in ("cover", "cut", "drop"):
+            if action.kind in ("mend", "cover", "cut", "drop"):
                 start = int(Path(action.path).name) - int(files(root)[0].name) + action.position
                 length = max(action.size, action.cover.size if action.cover else 0)
                 after[start : start + length] = before[start : start + length]
@@ -246,8 +252,9 @@ def root(pristine: Pristine, tmp_path: Path) -> Path:
 
 
 def break_record(root: Path, record: Stored) -> None:
+    """Take its head: nothing of it can be trusted then."""
     at = record.commit_log_offset
-    change(root / "commitlog" / f"{at // FILE_SIZE * FILE_SIZE:020d}", at % FILE_SIZE + HEAD.position("magic"), b"\0")
+    change(root / "commitlog" / f"{at // FILE_SIZE * FILE_SIZE:020d}", at % FILE_SIZE, bytes(HEAD.size))
 
 
 def test_a_lost_message_leaves_a_placeholder_that_names_what_was_set_aside(root: Path, pristine: Pristine) -> None:
@@ -306,22 +313,140 @@ def test_files_that_share_their_bytes_with_a_snapshot_are_copied_before_they_cha
     assert log_bytes(root) != before
 
 
-def test_a_copy_that_was_killed_is_made_anew_and_another_directory_is_left_alone(
-    root: Path, pristine: Pristine, tmp_path: Path
+@pytest.mark.parametrize("content", ["", "half", UNFINISHED_COPY])
+def test_a_copy_is_made_in_an_empty_directory_only_and_nothing_is_removed(
+    content: str, root: Path, pristine: Pristine, tmp_path: Path
 ) -> None:
     break_record(root, pristine.records[30])
     plan = plan_repair(root, settings=GIVEN)
     target = tmp_path / "mended"
     target.mkdir()
-    (target / UNFINISHED_COPY).touch()
-    (target / "half").touch()
-    assert repair(plan, to=target).ok
-    assert not (target / "half").exists()
-    assert not (target / UNFINISHED_COPY).exists()
-    with pytest.raises(ConfigurationError, match="not empty"):
+    if content:
+        (target / content).write_text("mine")
+        with pytest.raises(ConfigurationError, match="name a new directory"):
+            repair(plan, to=target)
+        assert [path.read_text() for path in target.iterdir()] == ["mine"]
+    else:
+        assert repair(plan, to=target).ok
+        assert not (target / UNFINISHED_COPY).exists()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("place", [".", "..", "inside", "via a link"])
+def test_a_copy_into_the_store_or_around_it_is_refused_before_anything_is_removed(
+    place: str, marked: bool, root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    break_record(root, pristine.records[30])
+    plan = plan_repair(root, settings=GIVEN)
+    if place == "via a link":
+        (tmp_path / "link").symlink_to(root)
+    target = tmp_path / "link" if place == "via a link" else (root / place)
+    if marked and place != "inside":
+        (target / UNFINISHED_COPY).touch()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match="lie in one another"):
         repair(plan, to=target)
-    with pytest.raises(ConfigurationError, match="lies in the store"):
-        repair(plan, to=root / "inside")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no second file system")
+def test_a_copy_goes_to_another_file_system_with_modes_and_without_following_links(
+    root: Path, pristine: Pristine
+) -> None:
+    break_record(root, pristine.records[30])
+    secret = root.with_name("secret")
+    secret.write_text("secret")
+    (root / "notes").symlink_to(secret)
+    (root / "checkpoint").chmod(0o640)
+    (root / "config").mkdir(mode=0o700)
+    plan = plan_repair(root, settings=GIVEN)
+    with scratch_folder() as folder:
+        assert repair(plan, to=folder / "mended").ok
+        assert (folder / "mended" / "notes").is_symlink()
+        assert (folder / "mended" / "config").stat().st_mode & 0o777 == 0o700
+        assert log_bytes(folder / "mended") != log_bytes(root)
+
+
+LINKED = ("commitlog", "commitlog/00000000000000016384", "consumequeue/orders", "checkpoint", "index", "abort", "lock",
+          "stratalog-quarantine")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_store_with_symbolic_links_in_it_is_neither_repaired_nor_rebuilt(
+    name: str, root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    break_record(root, pristine.records[70])
+    plan = plan_repair(root, settings=GIVEN)
+    outside = tmp_path / "outside"
+    if (root / name).exists():
+        (root / name).rename(outside)
+    else:
+        outside.mkdir()
+    (root / name).symlink_to(outside)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for act in (lambda: repair(plan), lambda: repair(plan, to=tmp_path / "copy"), lambda: plan_repair(root)):
+        with pytest.raises(ConfigurationError, match=r"is a symbolic link|has changed"):
+            act()
+    if name.startswith("commitlog"):
+        return
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        rebuild(root, settings=GIVEN)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_one_changed_queue_offset_costs_no_message(root: Path, pristine: Pristine) -> None:
+    """By the units of its queue; by its neighbours where the queues are lost."""
+    record = pristine.records[60]
+    at = record.commit_log_offset % FILE_SIZE + HEAD.position("queue_offset")
+    path = root / "commitlog" / f"{record.commit_log_offset - record.commit_log_offset % FILE_SIZE:020d}"
+    change(path, at, bytes([*record.data[HEAD.position("queue_offset") :][:7], record.queue_offset ^ 64]))
+    shutil.copytree(root, root.with_name("without queues"))
+    shutil.rmtree(root.with_name("without queues") / "consumequeue")
+    for each in (root, root.with_name("without queues")):
+        with pytest.raises(CorruptData, match=r"would be missing in their queues.*repair"):
+            rebuild(each, settings=GIVEN)
+        plan = mend(each)
+        assert (plan.mended_count, plan.lost, plan.message_count) == (1, [], COUNT)
+        assert log_bytes(each) == log_bytes(pristine.root)
+        rebuild(each, settings=GIVEN)
+        with stratalog.open(each, mode="r", **SETTINGS) as store:
+            assert sum(len(list(store.queue(*key).read())) for key in QUEUES) == COUNT
+
+
+def test_bytes_over_the_size_of_a_log_file_are_set_aside(root: Path, pristine: Pristine) -> None:
+    path = files(root)[1]
+    path.write_bytes(path.read_bytes() + b"x")
+    mend(root)
+    assert log_bytes(root) == log_bytes(pristine.root)
+    assert b"x" in [path.read_bytes() for path in (root / QUARANTINE).glob("*.bytes")]
+
+
+def test_a_message_too_small_for_a_placeholder_leaves_none_that_is_not_marked(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        receipts = [store.queue("t", 0).put_record(b"", b"") for _ in range(3)]
+    change(tmp_path / "commitlog" / ("0" * 20), receipts[1].commit_log_offset, bytes(HEAD.size))
+    plan = mend(tmp_path)
+    assert plan.lost == [LostMessage("t", 0, 1)]
+    with stratalog.open(tmp_path, mode="r", **SETTINGS) as store:
+        assert [message.queue_offset for message in store.queue("t", 0).read()] == [0, 2]
+        assert store.queue("t", 0).max_offset == 3
+
+
+def test_planning_reads_damage_a_few_times_only(root: Path, pristine: Pristine) -> None:
+    """However the bytes look: here heads in heads, each of which claims all that follows."""
+    for size in (1, 4):
+        begin = pristine.records[3].commit_log_offset
+        head = bytearray(pristine.records[3].data[:91])
+        length = size * 3000
+        data = bytearray()
+        while len(data) < length:
+            at = begin + len(data)
+            head[0:4] = (length - len(data)).to_bytes(4)
+            head[HEAD.position("commit_log_offset") :][:8] = at.to_bytes(8)
+            data += head
+        change(files(root)[0], begin, bytes(data[:length]))
+        plan = plan_repair(root, settings=GIVEN)
+        assert plan.scanned_size < 10 * length + (1 << 17)
 
 
 def test_configuration_comes_back_from_its_backup_and_what_was_there_is_kept(root: Path) -> None:
@@ -381,7 +506,9 @@ def test_a_cover_fills_its_range_exactly_with_whole_records(
         assert (record.total_size, record.commit_log_offset, record.store_timestamp) == (len(data), at, 5)
         if record.sys_flag != int(Transaction.ROLLBACK):
             placed.append(LostMessage(record.topic.decode(), record.queue_id, record.queue_offset))
-    assert placed == lost[: len(placed)]
+    assert placed == cover.fitting(lost)
+    following = iter(lost)
+    assert all(message in following for message in placed), "in order"
     if not closes:
         assert offset == cover.begin + size
 

@@ -8,6 +8,7 @@ import pytest
 
 import stratalog
 from golden.cases import golden_case
+from store.model import QUIET, SMALL, crash_copy, log_files
 from stratalog.errors import ConfigurationError
 from stratalog.layout.checkpoint import SEAL_POSITION
 from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
@@ -329,3 +330,32 @@ def test_a_store_that_is_open_for_writing_is_refused(root: Path) -> None:
 def test_a_flipped_bit_in_what_a_clean_stop_noted_is_found(name: str, position: int, root: Path) -> None:
     flip(root / name, position)
     assert [Path(problem.path).name for problem in verify(root).problems] == [name]
+
+
+@pytest.mark.parametrize("put_by_turns", [1, 3, 40])
+def test_tags_that_5_3_leaves_out_are_a_note_wherever_it_wrote(put_by_turns: int, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    for turn in range(6):
+        with stratalog.open(root, compatibility=("5.5", "5.3")[turn % 2], **SMALL) as store:
+            for number in range(put_by_turns):
+                store.put("topic", b"body", keys=f"k{turn}-{number}", tags="a")
+    report = verify(root)
+    assert report.problems == []
+    assert any("no items for the tags" in note for note in report.notes)
+
+
+def test_a_log_file_of_a_crashed_store_that_was_replaced_is_a_problem(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with stratalog.open(tmp_path / "running", **SMALL, **QUIET) as store:
+        for number in range(300):
+            store.put("topic", b"%d" % number * 90, keys=f"k{number}")
+        store.dispatch()
+        crash_copy(store, root)
+        assert verify(root).ok
+        newest = log_files(root)[-1]
+        whole = newest.read_bytes()
+        for replaced in (b"", bytes(len(whole)), whole[: len(whole) // 2].ljust(len(whole), b"\0")):
+            newest.write_bytes(replaced)
+            report = verify(root)
+            assert report.problems
+            assert all("commitlog" in problem.next_step for problem in report.problems)

@@ -10,6 +10,7 @@ from stratalog.store.message_store import MessageStore
 from stratalog.tiered import Manifest, PosixBackend
 
 CLUSTER, BROKER = "DefaultCluster", "broker-a"
+T0 = 1_000_000_000_000
 
 MakeStore = Callable[..., MessageStore]
 
@@ -28,11 +29,11 @@ def manifest(backend: PosixBackend) -> Manifest:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[MakeStore]:
-    """Makes stores: message i of a queue has body `body-{i}`, keys `k{i % 7} common`, store time 1000 + 10 i ms."""
+    """Makes stores: message i of a queue has body `body-{i}`, keys `k{i % 7} common`, store time T0 + 10 i ms."""
     opened: list[MessageStore] = []
 
     def make(*queues: tuple[str, int], count: int = 100, body: bytes = b"body-%d") -> MessageStore:
-        now_ms = 1000
+        now_ms = T0
         store = stratalog.open(
             tmp_path / f"store-{len(opened)}",
             clock_ns=lambda: now_ms * 1_000_000,

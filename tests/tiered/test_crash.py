@@ -1,6 +1,8 @@
 """A writer killed between any two steps leaves the old state readable; the batch done again gives the same bytes."""
 
 import itertools
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -74,12 +76,38 @@ def written_by(backend: PosixBackend, store: MessageStore) -> None:
     compact(backend, manifest, state, slot_count=5, item_capacity=60)
 
 
+class Power:
+    """What a power cut leaves: of a directory the names it had when it was last synced, of a file the bytes."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, set[str]] = {}
+        self.data: dict[int, bytes] = {}
+
+    def sync(self, fd: int) -> None:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            self.names[status.st_ino] = set(os.listdir(fd))
+        else:
+            self.data[status.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def cut(self, folder: Path, target: Path) -> Path:
+        target.mkdir()
+        for entry in folder.iterdir():
+            if entry.name in self.names.get(folder.stat().st_ino, ()):
+                if entry.is_dir():
+                    self.cut(entry, target / entry.name)
+                else:
+                    (target / entry.name).write_bytes(self.data.get(entry.stat().st_ino, b""))
+        return target
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["between two steps", "in the middle of a step"])
 def test_a_killed_batch_loses_nothing_and_is_done_again_to_the_same_bytes(
     make_store: MakeStore, tmp_path: Path, torn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr("os.fdatasync", lambda _: None)
+    power = Power()
+    monkeypatch.setattr("os.fsync", power.sync)
+    monkeypatch.setattr("os.fdatasync", power.sync)
     queues = [("orders", 0), ("orders", 1), ("payments", 0)]
     store = make_store(*queues, count=FIRST + REST)
     old = {name: [b"body-%d" % i for i in range(FIRST)] for name in queues}
@@ -103,8 +131,10 @@ def test_a_killed_batch_loses_nothing_and_is_done_again_to_the_same_bytes(
             found = bodies(root)
             assert found in (old, new)
             seen.add(found == new)
+            assert bodies(power.cut(root, tmp_path / f"cut-{operation}")) in (old, found)
             written_by(PosixBackend(root), store)
             assert bodies(root) == new
+            assert bodies(power.cut(root, tmp_path / f"cut-again-{operation}")) == new
             assert segments(root) == segments(clean)
             with tiered.open(root) as tier:
                 hits = tier.query("orders", key="common", limit=1000)

@@ -10,7 +10,7 @@ from stratalog.store.message_store import MessageStore
 from stratalog.store.opening import open_store
 from stratalog.tiered import GetStatus, JoinedStore, Manifest, PosixBackend, ReadPolicy
 from stratalog.tiered.state import ManifestEntry, TierState
-from tiered.conftest import MakeStore
+from tiered.conftest import T0, MakeStore
 from tiered.offload import entry_for
 
 COUNT, BODY = 3000, b"body-%d " + b"x" * 700
@@ -112,9 +112,9 @@ def test_what_is_in_the_page_cache_is_read_locally_under_not_in_mem(sides: tuple
 def test_times_are_found_on_the_side_that_has_them(sides: tuple[Path, Path]) -> None:
     queue = joined(sides, "NOT_IN_DISK").queue("orders", 0)
     for offset in (0, 1, 1000, COUNT - 301, COUNT - 300, COUNT - 1):
-        assert queue.offset_at(1000 + 10 * offset) == offset
-        assert queue.offset_at(1000 + 10 * offset - 5) == offset
-    assert queue.offset_at(10**15) == COUNT
+        assert queue.offset_at(T0 + 10 * offset) == offset
+        assert queue.offset_at(T0 + 10 * offset - 5) == offset
+    assert queue.offset_at(10**13) == COUNT
 
 
 def test_a_query_finds_each_message_once(sides: tuple[Path, Path]) -> None:
@@ -123,7 +123,7 @@ def test_a_query_finds_each_message_once(sides: tuple[Path, Path]) -> None:
     assert [hit.queue_offset for hit in hits] == [i for i in range(COUNT) if i % 7 == 3]
     newest = both.query("orders", key="k3", limit=5)
     assert newest == hits[-5:]
-    some = both.query("orders", key="k3", begin=1000 + 10 * 100, end=1000 + 10 * 120, limit=100)
+    some = both.query("orders", key="k3", begin=T0 + 10 * 100, end=T0 + 10 * 120, limit=100)
     assert [hit.queue_offset for hit in some] == [i for i in range(100, 121) if i % 7 == 3]
 
 

@@ -50,6 +50,17 @@ def test_sync_makes_the_names_of_new_files_durable(backend: PosixBackend, monkey
     assert [Path(path) for path in synced] == expected[:1]
 
 
+def test_a_name_that_is_taken_is_durable_though_its_owner_was_killed(
+    backend: PosixBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (backend.root / PATH).parent.mkdir(parents=True)
+    (backend.root / PATH).write_bytes(b"theirs")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    assert not backend.put_if_absent(PATH, b"ours")
+    assert [Path(path) for path in synced] == [*(backend.root / PATH).parents][: PATH.count("/") + 1]
+
+
 def test_a_full_disk_says_so_and_leaves_nothing_behind(backend: PosixBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     backend.write(PATH, 0, b"x")
 

@@ -9,7 +9,7 @@ import pytest
 
 from golden.cases import golden_case
 from stratalog import tiered
-from stratalog.errors import CorruptData, NotAStore, OffsetOutOfRange
+from stratalog.errors import CorruptData, NotAStore, OffsetOutOfRange, StoreClosed
 from stratalog.layout.loosejson import Release, decode_loose_json
 from stratalog.layout.message import MAGIC_BLANK
 from stratalog.layout.queue import UNIT
@@ -20,7 +20,7 @@ from stratalog.tiered.metadata import FILE_NAME, decode_metadata, encode_metadat
 from stratalog.tiered.segment import SegmentBackend
 from stratalog.tiered.state import QueueName, TierState
 from stratalog.tiered.writer import WriterSettings
-from tiered.conftest import BROKER, CLUSTER, MakeStore
+from tiered.conftest import BROKER, CLUSTER, T0, MakeStore
 from tiered.offload import offload
 
 REBUILDABLE = ("plain-5.5.0", "segments-5.5.0", "index-closed-5.5.0", "partial-5.5.0", "times-5.5.0", "expired-5.5.0")
@@ -137,7 +137,7 @@ class TestReading:
         with tiered.open(tier_root) as tier:
             queue = tier.queue("orders", 0)
             before = tier.stats.reads
-            assert queue.offset_at(1000 + 10 * 77) == 77
+            assert queue.offset_at(T0 + 10 * 77) == 77
             assert tier.stats.reads - before <= 2 + len(queue.state.commit_log) + len(queue.state.consume_queue)
 
     def test_legacy_codas_between_records_are_stepped_over(self, tmp_path: Path) -> None:
@@ -322,3 +322,24 @@ def untimed(value: object) -> object:
 def test_paths_of_segments_are_rocketmqs() -> None:
     path = segment_path(CLUSTER, BROKER, "topic-tiered", 0, SegmentType.CONSUME_QUEUE, 2000)
     assert path == "212d6b50_DefaultCluster/broker-a/topic-tiered/0/CONSUME_QUEUE/08f90c1a00000000000000002000"
+
+
+def test_a_forked_child_cannot_use_its_parents_tier(tier_root: Path) -> None:
+    with tiered.open(tier_root) as tier:
+        queue = tier.queue("orders", 0)
+        reading = queue.read()
+        first = next(reading).queue_offset
+        uses = (tier.queues, lambda: queue.read_arrow(first), lambda: list(queue.read()), tier.close, tier.refresh)
+        child = os.fork()
+        if child == 0:
+            try:
+                for use in uses:
+                    with pytest.raises(StoreClosed, match="Open it again here"):
+                        use()
+                with tiered.open(tier_root) as own:
+                    assert len(list(own.queue("orders", 0).read())) == 100
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(reading)) == 99

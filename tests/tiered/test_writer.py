@@ -20,7 +20,7 @@ from stratalog.tiered.compaction import compact
 from stratalog.tiered.index import keys_of, read_run
 from stratalog.tiered.state import ManifestEntry, QueueName, Segment
 from stratalog.tiered.writer import TierWriter, WriterSettings
-from tiered.conftest import MakeStore
+from tiered.conftest import T0, MakeStore
 from tiered.offload import entry_for, offload
 
 COPIED = (
@@ -197,8 +197,8 @@ def test_a_gap_in_the_local_queue_is_recorded_and_older_history_stays(
         assert [message.queue_offset for message in reader.read()] == [*range(40), *range(70, 100)]
         assert [message.queue_offset for message in reader.read(38, count=4)] == [38, 39, 70, 71]
         assert reader.get(50).next_offset == 70
-        assert reader.offset_at(1000 + 500) == 70
-        assert reader.offset_at(1000 + 390) == 39
+        assert reader.offset_at(T0 + 500) == 70
+        assert reader.offset_at(T0 + 390) == 39
 
 
 def test_messages_that_are_in_the_tier_are_passed_over(
@@ -257,4 +257,4 @@ def test_a_store_without_index_has_no_runs(backend: PosixBackend, manifest: Mani
     store: MessageStore = make_store(("orders", 0), count=5)
     state = offload(store, backend, manifest, settings=WriterSettings(index=False))
     assert state.index_runs == ()
-    assert state.queues[QueueName("orders", 0)].consume_queue == (Segment(0, 100, 1000, 1040),)
+    assert state.queues[QueueName("orders", 0)].consume_queue == (Segment(0, 100, T0, T0 + 40),)

@@ -24,6 +24,11 @@ def stores(torture: Torture, row: Row) -> None:
     _fuzz(torture, row, "store", torture.count(150, 8_000))
 
 
+def extremes(torture: Torture, row: Row) -> None:
+    """Always in a process of its own: a kernel that reads outside of its file ends it."""
+    _fuzz_apart(torture, row, "extremes", torture.count(40, 6_000))
+
+
 def _fuzz(torture: Torture, row: Row, name: str, count: int) -> None:
     if torture.full:
         _fuzz_apart(torture, row, name, count)

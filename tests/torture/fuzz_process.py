@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from store.model import scratch_folder
 from stratalog.errors import StratalogError
 from stratalog.kernels.warm import compile_all
+from torture.extremes import fuzz_extremes
 from torture.fuzz_targets import TARGETS, Target, make_store, use_store
 
 EXECUTION_SECONDS = 10.0
@@ -139,9 +141,19 @@ def fuzz(name: str, seed: str, numbers: range, note: mmap.mmap) -> str | None:
     try:
         if name == "store":
             return fuzz_store(seed, numbers, note)
+        if name == "extremes":
+            return _fuzz_extremes(seed, numbers, note)
         return fuzz_decoder(name, TARGETS[name], seed, numbers, note)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _fuzz_extremes(seed: str, numbers: range, note: mmap.mmap) -> str | None:
+    with scratch_folder() as folder:
+        try:
+            return fuzz_extremes(seed, numbers, note, folder)
+        except Exception as error:  # noqa: BLE001 - any error but ours is the finding
+            return f"{_told(error)}; {'; '.join(error.__notes__)}"
 
 
 def ring(number: int, frame: FrameType | None) -> None:

@@ -140,15 +140,32 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "clean mark before the last flush", "store/message_store.py",
-        "                self._flush_log()\n                self.dispatch()\n                self._keep(",
-        "                self._disk.remove(self.root / names.ABORT)\n"
-        "                self._flush_log()\n                self.dispatch()\n                self._keep(",
+        "            self._flush_log()\n            self.dispatch()\n            self._keep(",
+        "            self._disk.remove(self.root / names.ABORT)\n"
+        "            self._flush_log()\n            self.dispatch()\n            self._keep(",
         (f"{POWER}::test_a_stop_counts_as_clean_only_when_everything_is_durable",),
     ),
     Fault(
         "the lock is not taken", "store/disk.py",
-        "            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)\n", "            pass\n",
+        "            self._set(fcntl.F_WRLCK)\n", "            pass\n",
         ("store/test_open.py",),
+    ),
+    Fault(
+        "a forked child goes on with its parent's store", "store/forks.py",
+        "os.register_at_fork(after_in_child=_after_fork_in_child)\n", "",
+        ("store/test_fork.py::test_no_public_name_of_an_inherited_store_or_queue_works",),
+    ),
+    Fault(
+        "a reader's failed flush is passed over", "store/open_files.py",
+        "            self._on_failure(self._failure)\n            raise self._failure from error\n",
+        "            self._failure = None\n",
+        (f"{OPENING}::test_a_flush_that_fails_while_a_file_is_closed_fails_the_store_whoever_asked",),
+    ),
+    Fault(
+        "a killed offload's new names are not synced", "tiered/segment.py",
+        "                    self._new_names.add(path)\n            while view:",
+        "                    pass\n            while view:",
+        ("tiered/test_crash.py",),
     ),
 )  # fmt: skip
 
@@ -161,7 +178,7 @@ def overlay(folder: Path, fault: Fault) -> Path:
     for directory in {package, place.parent}:
         original = PACKAGE / directory.relative_to(package)
         text = (original / "__init__.py").read_text()
-        (directory / "__init__.py").write_text(f"{text}\n__path__.append({str(original)!r})\n")
+        (directory / "__init__.py").write_text(f"__path__.append({str(original)!r})\n{text}")
     place.write_text(fault.changed())
     return folder
 

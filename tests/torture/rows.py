@@ -1,18 +1,27 @@
 """The rows of the table, in order."""
 
 from torture.calls import ended, errors, traced
+from torture.exchanged import exchanged
 from torture.flips import with_record_crc, without_record_crc
+from torture.forks import forks
 from torture.full_disk import real, shortages
-from torture.fuzz import decoders, stores
+from torture.fuzz import decoders, extremes, stores
+from torture.gaps import gaps
+from torture.interrupt import points, signals
 from torture.kills import kills
+from torture.kinds import kinds
 from torture.mutations import mutations
 from torture.power import disks, pages
+from torture.repairs import repairs
 from torture.report import RowFunction
 
 ROWS: dict[str, tuple[str, RowFunction]] = {
     "kills": ("kill -9 while putting and opening", kills),
+    "fork": ("a child forked at any moment uses what it inherited", forks),
     "ended": ("the process ends at the n-th system call", ended),
     "traced": ("kill -9 at the n-th real call (strace)", traced),
+    "interrupt": ("an exception from a signal handler at the n-th line or call", points),
+    "signals": ("a real signal at a random moment, beside threads that put", signals),
     "errors": ("EIO and ENOSPC at the n-th system call", errors),
     "pages": ("power cut, page by page", pages),
     "ext4": ("power cut on ext4 (shutdown ioctl)", disks("ext4")),
@@ -21,7 +30,12 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "full-disks": ("disk full on tmpfs and ext4", real),
     "flips": ("every bit flipped, with record CRC", with_record_crc),
     "plain-flips": ("a bit of each byte flipped, no record CRC", without_record_crc),
+    "exchanged": ("files missing, cut, or replaced by another", exchanged),
+    "gaps": ("queues that lack units, × checkpoints", gaps),
+    "repair": ("damaged and repaired", repairs),
     "fuzz": ("decoders fuzzed", decoders),
     "fuzz-stores": ("whole stores fuzzed", stores),
+    "extremes": ("an integer of a record set to an extreme value", extremes),
+    "kinds": ("units, files and records of every kind of queue damaged", kinds),
     "mutations": ("planted faults", mutations),
 }

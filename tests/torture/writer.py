@@ -12,6 +12,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -141,14 +142,14 @@ class Writer:
 
     _context: Any = None
 
-    def __init__(self, root: Path, given: dict[str, Any], first: int, seed: str) -> None:
+    def __init__(
+        self, root: Path, given: dict[str, Any], first: int, seed: str, *, life: Callable[..., None] = write
+    ) -> None:
         if Writer._context is None:
             Writer._context = get_context("forkserver")
             Writer._context.set_forkserver_preload(["torture.warm"])
         self._reading, writing = Writer._context.Pipe(duplex=False)
-        self._process = Writer._context.Process(
-            target=write, args=(str(root), given, first, seed, writing), daemon=True
-        )
+        self._process = Writer._context.Process(target=life, args=(str(root), given, first, seed, writing), daemon=True)
         self._process.start()
         writing.close()
         self._said = b""
@@ -173,6 +174,18 @@ class Writer:
                 self.kill()
                 raise TimeoutError(f"the writer stands still after {self._said.count(bytes(1))} lines")
             time.sleep(0.0005)
+
+    def said_when_over(self, *, seconds: float = PUT_TIMEOUT_S) -> list[str]:
+        """What it and its children said, once it has ended and every `child` said that it is `done`."""
+        deadline = time.monotonic() + seconds
+        while self._process.is_alive() or self._said.count(b"\nchild ") > self._said.count(b"\ndone "):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._said.count(b'child ')} children, {self._said.count(b'done ')} done")
+            time.sleep(0.002)
+            self.listen()
+        self.listen()
+        self._reading.close()
+        return self._said.decode().splitlines()
 
     def told_by_now(self) -> "Told":
         """What was told up to this moment."""

@@ -1,0 +1,107 @@
+"""One damaged message hides no other: it is named on stderr, and the exit code is 1."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import stratalog
+from cli.calls import SETTINGS, Call
+from stratalog.cli.follow import follow
+from stratalog.cli.intact import Intact
+
+
+def flip_body(store: Path, body: bytes) -> None:
+    """Change a body in the log that holds it once."""
+    for path in (store / "commitlog").iterdir():
+        data = path.read_bytes()
+        if body in data:
+            path.write_bytes(data.replace(body, body.swapcase()))
+            return
+    raise AssertionError(body)
+
+
+def bodies_of(result: Result) -> list[str]:
+    return [json.loads(line)["body"] for line in result.stdout.splitlines()]
+
+
+def others(*damaged: int) -> list[str]:
+    return [f"body 0-{number}" for number in range(10) if number not in damaged]
+
+
+@pytest.mark.parametrize("damaged", [(0,), (4,), (9,), (0, 1, 2), (3, 7, 9), (0, 2, 4, 6, 8)], ids=str)
+def test_get_shows_what_is_intact_and_names_the_rest(damaged: tuple[int, ...], small_store: Path, call: Call) -> None:
+    for number in damaged:
+        flip_body(small_store, b"body 0-%d" % number)
+    for count in (10, 20):
+        result = call("get", small_store, "orders", "-n", count, "--json")
+        assert result.exit_code == 1
+        assert bodies_of(result) == others(*damaged)
+        named = result.stderr.splitlines()
+        assert len(named) == len(damaged)
+        for line, number in zip(named, damaged, strict=True):
+            assert f"queue orders/0 offset {number} " in line
+            assert "commitlog/00000000000000000000 at byte" in line
+            assert "stratalog verify" in line
+    assert call("get", small_store, "orders", "-q", 1).exit_code == 0
+
+
+def test_get_takes_more_where_some_are_damaged_and_ends_where_it_was_asked_to(small_store: Path, call: Call) -> None:
+    flip_body(small_store, b"body 0-4")
+    result = call("get", small_store, "orders", "-o", 3, "-n", 3, "--json")
+    assert bodies_of(result) == ["body 0-3", "body 0-5", "body 0-6"]
+    assert call("get", small_store, "orders", "-n", 4).exit_code == 0, "it does not get as far as the damage"
+    table = call("get", small_store, "orders")
+    assert table.exit_code == 1
+    assert "9 messages in" in table.stderr
+
+
+def test_get_names_offsets_whose_messages_recovery_could_not_save(small_store: Path, call: Call) -> None:
+    flip_body(small_store, b"body 0-4")
+    (small_store / "abort").write_text("1")
+    shutil.rmtree(small_store / "consumequeue")
+    with stratalog.open(small_store, **SETTINGS) as store:
+        assert len(store.recovery.quarantined) == 1
+    result = call("get", small_store, "orders", "--json")
+    assert result.exit_code == 1
+    assert bodies_of(result) == others(4)
+    note, line = result.stderr.splitlines()
+    assert note.startswith("note: 1 damaged range of the log, the first at log offset ")
+    assert line == "stratalog: orders/0: no message at offset 4: lost to damage earlier"
+
+
+def test_get_names_each_message_where_all_of_a_queue_are_damaged(small_store: Path, call: Call) -> None:
+    for number in range(10):
+        flip_body(small_store, b"body 0-%d" % number)
+    result = call("get", small_store, "orders", "--json")
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 10
+    assert all(f"queue orders/0 offset {number} " in line for number, line in enumerate(lines))
+
+
+def test_tail_goes_on_behind_damage(small_store: Path, call: Call) -> None:
+    flip_body(small_store, b"body 0-4")
+    result = call("tail", small_store, "orders", "-q", 0, "--count", 9, "--json")
+    assert result.exit_code == 1
+    assert bodies_of(result) == others(4)
+    assert "offset 4" in result.stderr
+
+
+def test_tail_meets_damage_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    intact = Intact()
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        store.put("orders", b"first")
+        followed = follow(tmp_path, "orders", None, last=5, intact=intact)
+        assert next(followed).body == b"first"
+        receipt = store.put("orders", b"second")
+        file, position = store.log.file_at(receipt.end_offset - 10)
+        file.view[position - 5] ^= 0x10
+        store.put("orders", b"third")
+        assert next(followed).body == b"third"
+        followed.close()  # type: ignore[attr-defined]
+        file.view[position - 5] ^= 0x10
+    assert intact.missing_count == 1
+    assert "orders/0" in capsys.readouterr().err

@@ -1,0 +1,152 @@
+"""Exceptions from signal handlers: at the n-th point of a call, or at a random moment.
+
+CPython runs a signal handler between two bytecodes of the main thread: when a function begins, when a call returns, at
+a jump backwards, and inside C functions that wait. `Injector` raises at the n-th of a larger set: each line, each call
+and return of the store's own functions and of those of the standard library that it counts on (`TRACED`), and before
+and after each C function that they call. Left out is what CPython rules out: between the body of a `with` and the
+`__exit__` in C that ends it, where no lock would be safe in any program; and the line `try:`, which does nothing and
+which no handler of an enclosing `with` covers.
+"""
+
+import concurrent.futures.thread
+import contextlib
+import dis
+import gc
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Self
+
+import stratalog
+
+TRACED = (
+    str(Path(stratalog.__file__).parent / "store"),
+    str(Path(stratalog.__file__).parent / "kernels"),
+    *(module.__file__ or "" for module in (threading, contextlib, concurrent.futures.thread)),
+)
+VISITS_MAX = 2
+"""A loop's later turns are like its second."""
+_ENDS = frozenset({"__exit__", "release", "release_lock"})
+
+
+class Interrupted(KeyboardInterrupt):
+    """What the signal handler raises."""
+
+
+class Injector:
+    """Within it, the n-th point raises `Interrupted`; `point` says which that was, None when there were fewer.
+
+    With `at=0` nothing is raised, and `points` are those at which a place of the code was reached for one of its first
+    times. The return of the outermost function is no point with `returns=False`: what it returns would be lost.
+    """
+
+    def __init__(self, at: int, *, returns: bool = True) -> None:
+        self._at = at
+        self._returns = returns
+        self._visits: Counter[tuple[CodeType, int, str]] = Counter()
+        self.count = 0
+        self.point: str | None = None
+        self.points: list[int] = []
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._profile)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._disarm()
+
+    @staticmethod
+    def _disarm() -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "call" and not frame.f_code.co_filename.startswith(TRACED):
+            return None
+        if event == "exception" or (event == "line" and frame.f_lasti in _ruled_out(frame.f_code)):
+            return self._trace
+        if event == "return" and not self._returns and not _is_traced(frame.f_back):
+            return self._trace
+        self._reach(frame, event)
+        return self._trace
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event.startswith("c_") and event != "c_exception" and _is_traced(frame):
+            name = getattr(arg, "__name__", "?")
+            if event == "c_return" or name not in _ENDS:
+                self._reach(frame, f"{event} {name}")
+
+    def _reach(self, frame: FrameType, event: str) -> None:
+        self.count += 1
+        if not self._at:
+            place = frame.f_code, frame.f_lineno, event
+            self._visits[place] += 1
+            if self._visits[place] <= VISITS_MAX:
+                self.points.append(self.count)
+        if self.count == self._at and self.point is None:
+            code = frame.f_code
+            self.point = f"{event} in {Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}"
+            self._disarm()
+            raise Interrupted(self.point)
+
+
+def _is_traced(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(TRACED)
+
+
+@cache
+def _ruled_out(code: CodeType) -> frozenset[int]:
+    """Offsets of instructions that do nothing, or begin the end of a `with`: `__exit__(None, None, None)` follows."""
+    run = 0
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    found = {one.offset for one in instructions if one.opname == "NOP"}
+    for number, one in enumerate(instructions):
+        run = run + 1 if one.opname == "LOAD_CONST" and one.argval is None else 0
+        if run == 3:
+            first = number - 2
+            if instructions[first - 1].opname in ("SWAP", "COPY", "NOP"):
+                found.add(instructions[first - 1].offset)
+            found.add(instructions[first].offset)
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A real signal whose handler raises `Interrupted` in the main thread after that time, unless the block is over.
+    An alarm that was set before counts on."""
+
+    def restore() -> None:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
+
+    def ring(*given: object) -> None:
+        restore()
+        raise Interrupted(f"after {seconds * 1e6:.0f} µs")
+
+    left = signal.setitimer(signal.ITIMER_REAL, 0)[0]
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+        yield
+    finally:
+        restore()
+
+
+@contextlib.contextmanager
+def unraisable_dropped() -> Iterator[None]:
+    """CPython cannot raise what is raised in finalizers and weak references' callbacks; nor is it printed here."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda lost: None
+    try:
+        yield
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook

@@ -1,0 +1,167 @@
+"""A store is opened without naming its sizes, whatever is left of its files; what is guessed is said."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratalog
+from store.model import QUIET, scratch_folder
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.layout import names
+from stratalog.layout.index import file_size
+from stratalog.store.disk import PrivateDisk
+from stratalog.store.message_store import MessageStore
+from stratalog.store.sizes import SMALL_FILES, sized
+
+EXTENDED: dict[str, Any] = {"enable_consume_queue_ext": True}
+TINY: dict[str, Any] = {
+    "mapped_file_size_commit_log": 50_000,
+    "mapped_file_size_consume_queue": 20 * 37,
+    "mapper_file_size_batch_consume_queue": 46 * 7,
+    "mapped_file_size_consume_queue_ext": 999,
+    "max_hash_slot_num": 61,
+    "max_index_num": 203,
+}
+TREES = (names.COMMIT_LOG, names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT, names.INDEX)
+SHOWN_BY = dict(zip(TINY, (*TREES, names.INDEX), strict=True))
+
+
+@pytest.fixture(scope="module", params=["tiny", "small", "tiny, one of each"])
+def pristine(request: pytest.FixtureRequest) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A store with files of every kind, and its sizes. Many files of each kind, or one."""
+    sizes: dict[str, Any] = SMALL_FILES if request.param == "small" else TINY
+    count = 5 if "one" in request.param else 120
+    with scratch_folder() as folder:
+        with stratalog.open(folder / "store", **sizes, **EXTENDED, **QUIET) as store:
+            store.create_topic("b", queue_type="BatchCQ")
+            for number in range(count):
+                store.put("t", b"%d" % number * 300, queue_id=number % 2, tags="x", keys=[f"k{number}", "all"])
+                store.queue("b").put_batch([b"%d" % number, b"member"], unique_key=f"u{number}")
+        yield folder / "store", sizes
+
+
+def content(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    return {key: [message.body for message in store.queue(*key).read()] for key in store.queues()}
+
+
+def sizes_of(settings: StoreSettings) -> dict[str, int]:
+    return {name: getattr(settings, name) for name in TINY}
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+def test_whatever_kinds_of_files_are_left_a_store_opens_with_its_sizes(
+    is_noted: bool, pristine: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    source, sizes = pristine
+    with stratalog.open(source, mode="r") as store:
+        expected = content(store)
+        assert sizes_of(store.settings) == sizes
+        assert not store.recovery.notes
+    for left in itertools.chain.from_iterable(itertools.combinations(TREES, count) for count in range(1, 6)):
+        shutil.rmtree(tmp_path / "s", ignore_errors=True)
+        shutil.copytree(source, tmp_path / "s")
+        for name in set(TREES) - set(left):
+            shutil.rmtree(tmp_path / "s" / name)
+        if not is_noted:
+            (tmp_path / "s" / names.SIZES).unlink()
+        shown = {name: size for name, size in sizes.items() if is_noted or SHOWN_BY[name] in left}
+        found = sizes_of(sized(StoreSettings(), tmp_path / "s", PrivateDisk()))
+        assert found == dict.fromkeys(sizes) | shown, left
+        if names.COMMIT_LOG not in left:
+            continue
+        try:
+            opened = stratalog.open(tmp_path / "s", mode="w" if is_noted else "r", **EXTENDED, **QUIET)
+        except CorruptData:
+            assert not is_noted
+            raise
+        with opened as store:
+            assert content(store) == expected, left
+            [guessed] = store.recovery.notes or [""]
+            assert ("mapped_file_size_consume_queue=6000000" in guessed) == (
+                "mapped_file_size_consume_queue" not in shown
+            )
+            assert ("max_index_num=20000000" in guessed) == ("max_index_num" not in shown)
+            assert len(store.query("t", key="k3")) == 1
+
+
+def test_small_files_need_one_word_and_little_room_and_are_remembered(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path / "s", small=True) as store:
+        assert sizes_of(store.settings) == SMALL_FILES
+    with stratalog.open(tmp_path / "s") as store:
+        assert sizes_of(store.settings) == SMALL_FILES, "nothing but the note shows them"
+        store.put("t", b"one", keys=["k"])
+    on_disk = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").rglob("*"))
+    assert on_disk < 6_500_000
+    with stratalog.open(tmp_path / "s") as store:
+        assert len(store.query("t", key="k")) == 1
+        largest = store.put("t", bytes(store.settings.max_message_size))
+        assert next(store.queue("t").read(largest.queue_offset)).body == bytes(4 << 20)
+
+
+def test_small_gives_way_to_settings_and_files(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    with stratalog.open(tmp_path, small=True) as store:
+        assert store.settings.mapped_file_size_commit_log == TINY["mapped_file_size_commit_log"]
+    with stratalog.open(tmp_path / "other", small=True, max_index_num=500, max_hash_slot_num=99) as store:
+        assert store.settings.max_index_num == 500
+        assert store.settings.mapped_file_size_commit_log == SMALL_FILES["mapped_file_size_commit_log"]
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"{", b"[]", b'{"max_index_num": "x"}', b'{"max_index_num": -5}', b"\xff" * 99, b'{"a\xff": 1}']
+)
+def test_a_note_that_cannot_be_read_is_passed_over(stored: bytes, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    note = tmp_path / names.SIZES
+    assert json.loads(note.read_bytes()) == TINY
+    note.write_bytes(stored)
+    with stratalog.open(tmp_path) as store:
+        assert len(store.query("t", key="k")) == 1
+    written = json.loads(note.read_bytes())
+    assert written.items() <= TINY.items()
+    assert written["max_index_num"] == TINY["max_index_num"]
+
+
+def test_files_that_were_cut_do_not_hide_the_size_of_the_others(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY, **QUIET) as store:
+        for number in range(300):
+            store.put("t", b"%d" % number * 200)
+    (tmp_path / names.SIZES).unlink()
+    for tree, name in ((tmp_path / names.COMMIT_LOG, "commit_log"), (tmp_path / "consumequeue/t/0", "consume_queue")):
+        files = sorted(tree.iterdir())
+        os.truncate(files[0], 120)
+        assert (
+            sizes_of(sized(StoreSettings(), tmp_path, PrivateDisk()))[f"mapped_file_size_{name}"]
+            == (TINY[f"mapped_file_size_{name}"])
+        )
+        for other in files[2:]:
+            other.unlink()
+        files[0].unlink()
+        os.truncate(files[1], 120)  # its name tells
+        assert (
+            sizes_of(sized(StoreSettings(), tmp_path, PrivateDisk()))[f"mapped_file_size_{name}"]
+            == (TINY[f"mapped_file_size_{name}"])
+        )
+
+
+def test_an_index_file_that_shows_no_split_is_opened_with_a_likely_one_and_that_is_said(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY, **QUIET) as store:
+        store.put("t", b"one", keys=["k"])
+    (tmp_path / names.SIZES).unlink()
+    [index] = (tmp_path / names.INDEX).iterdir()
+    index.write_bytes(bytes(file_size(61, 203)))
+    with stratalog.open(tmp_path, **QUIET) as store:
+        assert file_size(store.settings.index_slot_count, store.settings.index_item_capacity) == file_size(61, 203)
+        assert f"max_hash_slot_num={store.settings.max_hash_slot_num}" in store.recovery.notes[0]
+        assert len(store.query("t", key="k")) == 1
+    with pytest.raises(ConfigurationError, match="max_hash_slot_num"):
+        stratalog.open(tmp_path, max_hash_slot_num=5, max_index_num=7)

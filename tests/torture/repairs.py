@@ -1,0 +1,83 @@
+"""Stores of every kind, damaged in one to five ways and repaired: an oracle that knows what was put judges."""
+
+from collections import Counter
+from pathlib import Path
+
+from store.damage import GIVEN, KINDS, Oracle, Original, inflict
+from stratalog.errors import CorruptData, StratalogError
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from torture.report import Row, Torture
+
+CASE_SECONDS = 60.0
+FOREIGN = "of another store"
+Stores = dict[tuple[str, bool], list[Original]]
+
+
+def repairs(torture: Torture, row: Row) -> None:
+    counts: Counter[str] = Counter()
+    stores: Stores = {
+        (kind, record_crc): [
+            Original(torture.place(f"{kind}-{record_crc}-{seed}") / "store", kind, record_crc=record_crc, seed=seed)
+            for seed in (1, 2)
+        ]
+        for kind in KINDS
+        for record_crc in ((False, True) if torture.full else (False,))
+    }
+    for number in range(torture.count(100, 1_000)):
+        if torture.wants(number):
+            with row.case(number, seconds=CASE_SECONDS):
+                _case(torture, number, stores, counts)
+    row.notes.append(", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())))
+
+
+def _case(torture: Torture, number: int, stores: Stores, counts: "Counter[str]") -> None:
+    chance = torture.chance("repair", number)
+    original, other = stores[chance.choice(sorted(stores))]
+    root = original.copy(torture.place("repaired") / "store")
+    done = inflict(original, root, chance, other)
+    what = f"{original.kind}{' with record CRC' if original.record_crc else ''}: {'; '.join(done)}"
+    try:
+        _judge(original, root, done, counts)
+        if not number % 4:
+            _judge_rebuild(torture, number, stores)
+    except Exception as error:
+        raise type(error)(f"[{what}] {error}") from error
+
+
+def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str]") -> None:
+    oracle, is_mixed = Oracle(original, root), any(FOREIGN in text for text in done)
+    try:
+        plan = plan_repair(root, settings=GIVEN)
+    except CorruptData as error:
+        if (FOREIGN in str(error) and is_mixed) or ("not one whole record" in str(error) and not oracle.intact):
+            counts["stores refused"] += 1
+            return
+        raise
+    report = repair(plan)
+    if is_mixed and not report.ok:
+        return  # it says so
+    assert report.ok, report.problems[:2]
+    assert not plan.unmended, plan.unmended
+    unknown = None if is_mixed else oracle.check(root, plan)  # no queue is left to tell which file is right
+    again = plan_repair(root, settings=GIVEN)
+    assert not again.actions, again.actions[:2]
+    counts["messages lost"] += plan.lost_count
+    counts["records restored"] += plan.mended_count
+    counts["stores with messages that nothing names"] += unknown is not None
+
+
+def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:
+    """The same damage, and `rebuild` alone: it refuses, or everything that units led to is served."""
+    chance = torture.chance("repair", number)
+    original, other = stores[chance.choice(sorted(stores))]
+    root = original.copy(torture.place("rebuilt") / "store")
+    if any(FOREIGN in text for text in inflict(original, root, chance, other)):
+        return
+    oracle = Oracle(original, root)
+    try:
+        rebuild(root, settings=GIVEN)
+    except StratalogError:
+        return
+    oracle.check_served(root, oracle.intact & oracle.led)
