@@ -1,5 +1,6 @@
 """What every test folder shares: a marker by folder, and one Spark session for the whole run."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def pytest_sessionstart() -> None:
     """A machine without compiled kernels compiles them now: no test has a compiler in it or beside it."""
     from stratalog.kernels import aside, warm
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     if not aside.is_complete():
         warm.compile_all()
 

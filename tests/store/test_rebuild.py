@@ -119,3 +119,10 @@ def test_a_store_that_is_open_is_not_rebuilt(root: Path, tmp_path: Path) -> None
         release()
     with pytest.raises(NotAStore):
         rebuild(tmp_path / "nowhere")
+
+
+def test_damage_of_the_log_is_reported_by_the_rebuild_alone(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = min((root / "commitlog").iterdir())
+    first.write_bytes(first.read_bytes()[:300] + b"\xff" * 20 + first.read_bytes()[320:])
+    assert len(rebuild(root, settings=GIVEN).damages) == 1
+    assert not caplog.records

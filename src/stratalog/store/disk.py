@@ -179,6 +179,8 @@ class Disk:
     """A directory tree that is read and written for real. Every method may raise `OSError`."""
 
     read_only = False
+    is_draft = False
+    """The store on it is a tool's, which looks at its damage itself: no warning names a directory that will be gone."""
 
     def forget(self) -> None:
         """Drop the changes that are kept in memory only: the files are seen as they are now."""

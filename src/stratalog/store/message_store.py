@@ -162,7 +162,8 @@ class MessageStore:
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return
-        self.recovery.warn_of_damage(self.root)
+        if not self._disk.is_draft:
+            self.recovery.warn_of_damage(self.root)
         if self.recovery.warning:
             _logger.warning("%s", self.recovery.warning)
             self._damage_warning = self.recovery.warning

@@ -106,7 +106,7 @@ class Recovery:
         """Say what damage in the middle of the log means for messages after it."""
         if self.quarantined:
             self.warning = (
-                f"{root}: {len(self.quarantined):,} damaged ranges in the log, the first at log offset "
+                f"{root}: damaged ranges in the log: {len(self.quarantined):,}, the first at log offset "
                 f"{self.quarantined[0].begin:,}. Messages after them are kept and served here, also those that are put "
                 "now. RocketMQ may end the log at the first one when it starts, and drop all messages after it. To "
                 f"keep them for RocketMQ, close the store and run `stratalog repair {root}`"

@@ -65,6 +65,8 @@ class Rebuilt:
 class _BesideDisk(Disk):
     """A disk that writes for real, but for one directory, the log, whose changes stay in memory."""
 
+    is_draft = True
+
     def __init__(self, log: Path) -> None:
         self._log = log
         self._private, self._real = PrivateDisk(), Disk()

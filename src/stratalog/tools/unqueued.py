@@ -16,6 +16,7 @@ from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
+from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.recovery import Damage
@@ -36,16 +37,20 @@ def unqueued(
     the queue in `root` has units and none of them led there either; and those that a queue led to where it has nothing
     now (a light queue only `with_light`). No more than a thousand are looked for."""
     disk = PrivateDisk()
-    new, old = _led_to(staging, disk), _led_to(root, disk)
+    new = _led_to(staging, disk)
+    old = _led_to(root, disk, beside=new)
     everything = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in new.values())]))
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     found: list[Record] = []
     for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
-        suspect = ~_is_among(offsets, everything) | _is_among(offsets, displaced)
-        for position in positions[suspect].tolist():
+        unled = ~_is_among(offsets, everything)
+        suspect = unled | _is_among(offsets, displaced)
+        for position, is_unled in zip(positions[suspect].tolist(), unled[suspect].tolist(), strict=True):
             record = decode_record(file.view.data, position, verify=False)
+            if not is_unled and record_crc_holds(file.view.data[position : position + record.total_size]):
+                continue  # it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
             is_led = bool(_is_among(np.array([base + position]), led)[0])
             if is_topic(topic) and record.queue_id >= 0 and (is_led or (topic, record.queue_id) not in old):
@@ -65,10 +70,14 @@ def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
 def _displaced(
     old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", *, with_light: bool
 ) -> Iterator[Offsets]:  # fmt: skip
-    """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last, and that
-    no other queue led to before and leads to now."""
+    """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
+    are those that another queue leads to now if it led there before or has the message that follows."""
     both = [np.intersect1d(old[key][1], new[key][1]) for key in old.keys() & new.keys() if not is_light(key[0])]
-    kept = np.unique(np.concatenate([np.empty(0, np.int64), *both]))
+    followed = [
+        offsets[:-1][numbers[1:] == ends[:-1]] for (topic, _), (numbers, offsets, ends) in new.items()
+        if not is_light(topic)
+    ]  # fmt: skip
+    kept = np.unique(np.concatenate([np.empty(0, np.int64), *both, *followed]))
     for key, (numbers, offsets, _) in old.items():
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
@@ -84,8 +93,9 @@ def _is_covered(numbers: Offsets, led: Led) -> NDArray[np.bool_]:
     return covered
 
 
-def _led_to(root: Path, disk: Disk) -> "dict[QueueKey, Led]":
-    """Queue offsets and log offsets of each queue's units; queues without units are left out."""
+def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = None) -> "dict[QueueKey, Led]":
+    """Queue offsets and log offsets of each queue's units; queues without units are left out, and so are files that
+    contradict the queues `beside` them: they are another queue's."""
     found: dict[QueueKey, Led] = {}
     layouts: tuple[tuple[str, Any], ...] = ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
     for tree, layout in layouts:
@@ -94,11 +104,22 @@ def _led_to(root: Path, disk: Disk) -> "dict[QueueKey, Led]":
             for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
                 is_there = tags_codes != LOST_TAGS_CODE
                 ends = numbers + np.maximum(counts, 1)
-                pieces.append((numbers[is_there], offsets[is_there], ends[is_there]))
+                piece = numbers[is_there], offsets[is_there], ends[is_there]
+                if not (beside and _contradicts(piece, beside.get((topic, queue_id)))):
+                    pieces.append(piece)
             if sum(len(numbers) for numbers, *_ in pieces):
                 numbers, offsets, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
                 found[topic, queue_id] = numbers, offsets, ends
     return found
+
+
+def _contradicts(piece: Led, now: Led | None) -> bool:
+    """Whether a file of units leads elsewhere than the queue does now at over a quarter of the queue offsets that both
+    have: two light queues can share half of their messages."""
+    if now is None:
+        return False
+    _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
+    return 4 * int(np.count_nonzero(piece[1][mine] != now[1][there])) > len(mine)
 
 
 def _records(
