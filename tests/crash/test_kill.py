@@ -5,11 +5,11 @@ The child reports each acknowledged message through a pipe after put returned. `
 
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def run_and_kill(root: Path, flush: str, first: int, threads: int, after_message
     deadline = time.monotonic() + 60
     try:
         while said.count(b"\n") < after_messages:
-            ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready = wait([child.stdout], max(0.0, deadline - time.monotonic()))
             piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
             assert piece, "the child ended by itself or stands still"
             said += piece

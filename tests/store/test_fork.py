@@ -6,7 +6,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def in_child(act: Callable[[], object]) -> str:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        assert select.select([pipe], [], [], CHILD_S + 5)[0], "the child hangs"
+        assert wait([pipe], CHILD_S + 5), "the child hangs"
         said = pipe.read().decode()
     _, status = os.waitpid(child, 0)
     assert status == 0, f"the child ended with {status}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, Content, Key, Kind, Known, read_on, trees
-from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.errors import CorruptData, IllegalMessage, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -328,3 +331,29 @@ def test_a_unit_of_which_a_field_is_flipped_is_named_and_hides_its_own_messages_
                     with kind.open(tmp_path, mode="r") as store:
                         assert_right(store, key, content)
                     file.write_bytes(whole)
+
+
+@every_kind
+def test_no_call_leaves_a_descriptor_or_mapping_of_the_store_behind(kind: Kind, tmp_path: Path) -> None:
+    content = kind.made(tmp_path)
+    (log,) = (tmp_path / "commitlog").iterdir()
+
+    def read() -> None:
+        with kind.open(tmp_path, mode="r") as store:
+            holds(store, content)
+
+    def open_twice() -> None:
+        with kind.open(tmp_path) as store, pytest.raises(StoreLocked):
+            kind.open(store.root)
+
+    def damaged() -> None:
+        log.write_bytes(b"?" * 50 + log.read_bytes()[50:])
+        assert not verify(tmp_path).ok
+        repair(plan_repair(tmp_path))
+
+    for call in (read, open_twice, lambda: verify(tmp_path), lambda: rebuild(tmp_path), damaged):
+        call()
+        gc.collect()
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert not [link for link in links if tmp_path in link.parents]
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -347,8 +347,9 @@ class _Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             self._set(fcntl.F_WRLCK)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
+        except BaseException as error:
+            self._close()
+            if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             if self._place in _held:
                 raise StoreLocked(

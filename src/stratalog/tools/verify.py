@@ -12,6 +12,7 @@ known to them, to the checkpoint or the snapshot, and not in the log, is a probl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,13 +84,14 @@ def verify(
     surveys = survey_log(
         root / COMMIT_LOG, PrivateDisk(), file_size=settings.commit_log_file_size, threads=threads, advance=count.add
     )
-    with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
-        for chunk in _chunks(surveys, report):
-            report.record_count += len(chunk.positions)
-            for done in [pool.submit(check.check, chunk) for check in checks]:
-                done.result()
-    for check in checks:
-        check.finish()
+    with closing(queues):
+        with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
+            for chunk in _chunks(surveys, report):
+                report.record_count += len(chunk.positions)
+                for done in [pool.submit(check.check, chunk) for check in checks]:
+                    done.result()
+        for check in checks:
+            check.finish()
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))

@@ -40,7 +40,9 @@ Units = np.ndarray[tuple[int], np.dtype[np.void]]
 class _QueueFiles:
     """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
 
-    def __init__(self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk) -> None:
+    def __init__(
+        self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk, extensions: OpenFiles
+    ) -> None:
         file_size = settings.consume_queue_file_size
         self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
         self.name = f"{topic}/{queue_id}"
@@ -52,7 +54,7 @@ class _QueueFiles:
                 self._files[start // UNIT.size] = disk.map(self.directory / name)
         extension = disk.files(root / CONSUME_QUEUE_EXT / topic / str(queue_id))
         size = max(extension.values(), default=settings.consume_queue_ext_file_size)
-        self.extension = ExtensionFiles(root, topic, queue_id, OpenFiles(disk), disk, file_size=size)
+        self.extension = ExtensionFiles(root, topic, queue_id, extensions, disk, file_size=size)
         with contextlib.suppress(CorruptData):  # of another size: `check_files` tells
             self.extension.load()
 
@@ -97,6 +99,7 @@ class QueueCheck:
         self._sorted = np.empty_like(self._units)
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
         self._special = SpecialQueues(root, disk, report)
+        self._extensions = OpenFiles(disk)
         self._configs = Topics(root, disk).configs
         self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
         light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
@@ -170,7 +173,7 @@ class QueueCheck:
         self._by_row.append(_Expected(files, record.queue_offset) if files else None)
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
-        return _QueueFiles(self._root, topic, queue_id, self._settings, self._disk)
+        return _QueueFiles(self._root, topic, queue_id, self._settings, self._disk, self._extensions)
 
     def _compare(self, chunk: Chunk, begin: int, end: int) -> None:
         """Compare units `begin` to `end - 1` of the chunk, queue by queue."""
@@ -260,6 +263,10 @@ class QueueCheck:
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             self._special.expect(topic, queue_id)
         self._special.finish()
+
+    def close(self) -> None:
+        """Close the files of extensions."""
+        self._extensions.close()
 
     def _names(self, tree: str) -> Iterator[tuple[str, int]]:
         for topic in filter(is_topic, self._disk.directories(self._root / tree)):
