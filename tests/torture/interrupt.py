@@ -221,7 +221,7 @@ class Scene:
             for operation in (_put, _put_raw, _put_batch, _put_light, _put_many, _put):
                 operation(store, self._known)
             if crashed:
-                shutil.copytree(store.root, self._template, ignore=shutil.ignore_patterns(LOCK))
+                shutil.copytree(store.root, self._template, ignore=shutil.ignore_patterns(LOCK, "*.tmp"))
         if not crashed:
             shutil.copytree(self.root, self._template)
 
