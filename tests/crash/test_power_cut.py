@@ -182,25 +182,33 @@ def test_items_of_the_index_are_durable_before_a_header_counts_them(
                 assert before[at : at + ITEM.size] == after[at : at + ITEM.size], f"item {number} came with its header"
 
 
-def test_queues_that_were_being_built_again_are_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seal of the last stop counts units: those of a queue that was lost since, and is back with holes, fit it."""
-    root, count = folder / "store", 500
-    with stratalog.open(root, clock_ns=Clock(), message_index_enable=False, **TINY) as store:
-        store.queue("t").put_many([b"%d" % number for number in range(count)])
-    for path in (root / "consumequeue" / "t" / "0").iterdir():
+def test_what_was_being_built_again_is_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal of the last stop counts units: those of files that were lost since, and are back with holes in what they
+    point to, fit it."""
+    root, count = folder / "store", 200
+    extended = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext": 16 * 1024}
+    given = TINY | extended | {"max_hash_slot_num": 100, "max_index_num": 400}  # two pages an index file
+    with stratalog.open(root, clock_ns=Clock(), **given) as store:
+        for number in range(count):
+            store.put("t", b"%d" % number, queue_id=0, keys=f"k{number}", tags="a")
+    derived = "consumequeue", "consumequeue_ext", "index"
+    for path in [path for name in derived for path in (root / name).rglob("*") if path.is_file()]:
         path.unlink()
     calls = install(monkeypatch, root)
     calls.all_synced()
     cuts: list[Cut] = []
-    calls.watch = lambda: cuts.append(calls.cut()) if "consumequeue" in calls.calls[-1][1] else None
-    stratalog.open(root, message_index_enable=False, **TINY).close()
+    calls.watch = lambda: cuts.append(calls.cut()) if any(name in calls.calls[-1][1] for name in derived) else None
+    stratalog.open(root, **given).close()
     monkeypatch.undo()
     assert len(cuts) > 10
     chance = random.Random(SEED)
     for number, cut in enumerate(cuts):
-        for again in range(80):
+        for again in range(40):
             target = folder / f"image{number}-{again}"
             cut.image(target, chance)
-            with stratalog.open(target, mode="r", message_index_enable=False, **TINY) as reader:
-                assert [message.body for message in reader.queue("t").read()] == [b"%d" % n for n in range(count)]
+            with stratalog.open(target, mode="r", **given) as reader:
+                queue = reader.queue("t")
+                assert [message.body for message in queue.read()] == [b"%d" % n for n in range(count)]
+                assert queue.estimate_count(tags="a") == count
+                assert all(reader.query_many("t", [f"k{n}" for n in range(count)]).values())
             shutil.rmtree(target)

@@ -62,7 +62,7 @@ FAULTS_PLANTED = (
     Fault(
         "believe the seal while queues are built again", "store/recovery.py",
         "            disown()\n", "            pass\n",
-        (f"{POWER}::test_queues_that_were_being_built_again_are_not_believed",),
+        (f"{POWER}::test_what_was_being_built_again_is_not_believed",),
     ),
     Fault(
         "no zeroing behind a cut", "store/commit_log.py",
