@@ -16,6 +16,7 @@ from stratalog.layout.sysflag import SysFlag
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_fill import LOST_FLAG, LOST_PROPERTY
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 COUNT = 300
 
@@ -70,8 +71,12 @@ def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
         assert store.recovery.clean
 
 
-def test_rocketmq_keeps_what_was_put_after_damage_once_it_is_repaired(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """After a crash without the repair it ends the log at the damage, as the warning says."""
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
+def test_rocketmq_keeps_what_was_put_after_damage_once_it_is_repaired(
+    rocketmq: RocketMQ, tmp_path: Path, *, clean: bool
+) -> None:
+    """Without the repair it ends the log at the damage, as the warning says; damage since a clean stop is not looked
+    for by opening, but by `verify`. The repair restores the record, too: only its magic number was changed."""
     sizes, root = random_sizes("put after damage"), tmp_path / "store"
     with open_ours(root, sizes, rocketmq) as store:
         places = [store.put("topic", b"%d" % number * 9).commit_log_offset for number in range(20)]
@@ -79,19 +84,22 @@ def test_rocketmq_keeps_what_was_put_after_damage_once_it_is_repaired(rocketmq: 
     data = bytearray(path.read_bytes())
     data[position] ^= 0xFF
     path.write_bytes(data)
-    (root / "checkpoint").unlink()
+    if not clean:
+        (root / "checkpoint").unlink()
     with open_ours(root, sizes, rocketmq) as store:
-        assert "stratalog repair" in store.recovery.warning
+        assert ("stratalog repair" in store.recovery.warning) == (not clean)
         for number in range(5):
             store.put("topic", b"after %d" % number)
     repaired = tmp_path / "repaired"
     settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    assert not verify(root, settings=settings).ok
     assert repair(plan_repair(root, settings=settings), to=repaired).ok
     bodies = [b"%d" % number * 9 for number in range(20)]
     after = [b"after %d" % number for number in range(5)]
-    for directory, kept in ((root, bodies[:7]), (repaired, bodies[:7] + bodies[8:] + after)):
-        (directory / "abort").touch()
-        (directory / "checkpoint").unlink()
+    for directory, kept in ((root, bodies[:7]), (repaired, bodies + after)):
+        if not clean:
+            (directory / "abort").touch()
+            (directory / "checkpoint").unlink()
         assert rocketmq.ask("open", directory=str(directory), settings=java_settings(sizes))["loaded"]
         found = [b64decode(message["body"]) for messages in java_reading(rocketmq).values() for message in messages]
         rocketmq.ask("close")
