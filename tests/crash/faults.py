@@ -134,6 +134,17 @@ class Cut:
         kept = chance.choice((0.0, 0.5, 1.0))
         self._copy(self.root, target, lambda: chance.random() < kept)
 
+    def image_but(self, target: Path, file: Path, lost: slice) -> None:
+        """All that was written is there but this part of a file, if it was not synced."""
+        self._copy(self.root, target, lambda: True)
+        inode = self.later_names.get(file.parent, {}).get(file.name)
+        copy = target / file.relative_to(self.root)
+        if inode is not None and copy.exists():
+            content = bytearray(copy.read_bytes())
+            size = len(content[lost])
+            content[lost] = self.contents.get(inode, b"")[lost].ljust(size, b"\0")
+            copy.write_bytes(content)
+
     def _copy(self, source: Path, target: Path, keep: Callable[[], bool]) -> None:
         target.mkdir(parents=True, exist_ok=True)
         old_names, new_names = self.names.get(source, {}), self.later_names.get(source, {})

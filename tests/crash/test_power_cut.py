@@ -1,7 +1,6 @@
 """After a power cut: what was acknowledged under sync flush is there, whatever pages made it to the disk."""
 
 import random
-import shutil
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import stratalog
-from crash.faults import SYNCS, Cut, install
+from crash.faults import PAGE, SYNCS, Cut, install
 from store.model import QUIET, Clock, bodies, check
 from stratalog.layout.index import HEADER, ITEM, items_position
 from stratalog.layout.queue import UNIT
@@ -183,32 +182,26 @@ def test_items_of_the_index_are_durable_before_a_header_counts_them(
 
 
 def test_what_was_being_built_again_is_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seal of the last stop counts units: those of files that were lost since, and are back with holes in what they
-    point to, fit it."""
-    root, count = folder / "store", 200
+    """The seal of the last stop counts units: those of files that were lost since, and are back, fit it. What they
+    point to in the extension may not be on the disk yet."""
+    root, count = folder / "store", 600  # three pages of extension: the first and the last unit are looked at anyway
     extended = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext": 16 * 1024}
-    given = TINY | extended | {"max_hash_slot_num": 100, "max_index_num": 400}  # two pages an index file
+    given = TINY | extended | {"message_index_enable": False, "mapped_file_size_consume_queue": count * UNIT.size}
     with stratalog.open(root, clock_ns=Clock(), **given) as store:
         for number in range(count):
-            store.put("t", b"%d" % number, queue_id=0, keys=f"k{number}", tags="a")
-    derived = "consumequeue", "consumequeue_ext", "index"
-    for path in [path for name in derived for path in (root / name).rglob("*") if path.is_file()]:
+            store.put("t", b"%d" % number, queue_id=0, tags="a")
+    for path in [path for path in root.glob("consumequeue*/t/0/*") if path.is_file()]:
         path.unlink()
     calls = install(monkeypatch, root)
     calls.all_synced()
     cuts: list[Cut] = []
-    calls.watch = lambda: cuts.append(calls.cut()) if any(name in calls.calls[-1][1] for name in derived) else None
+    calls.watch = lambda: cuts.append(calls.cut()) if "consumequeue" in calls.calls[-1][1] else None
     stratalog.open(root, **given).close()
     monkeypatch.undo()
     assert len(cuts) > 10
-    chance = random.Random(SEED)
+    place = "consumequeue_ext/t/0/00000000000000000000"
     for number, cut in enumerate(cuts):
-        for again in range(40):
-            target = folder / f"image{number}-{again}"
-            cut.image(target, chance)
-            with stratalog.open(target, mode="r", **given) as reader:
-                queue = reader.queue("t")
-                assert [message.body for message in queue.read()] == [b"%d" % n for n in range(count)]
-                assert queue.estimate_count(tags="a") == count
-                assert all(reader.query_many("t", [f"k{n}" for n in range(count)]).values())
-            shutil.rmtree(target)
+        target = folder / f"image{number}"
+        cut.image_but(target, root / place, slice(PAGE, 2 * PAGE))
+        with stratalog.open(target, mode="r", **given) as reader:
+            assert reader.queue("t").estimate_count(tags="a") == count
