@@ -308,7 +308,7 @@ class PosixBackend:
 
 
 class _Descriptor:
-    """An open file that several threads may hold; closed when it was retired and the last one let go."""
+    """An open file that several threads may hold; closed when it was retired and the last one let go of it."""
 
     __slots__ = ("_fd", "_holders", "_lock", "writable")
 
@@ -328,12 +328,19 @@ class _Descriptor:
             self._holders -= 1
             if self._holders:
                 return
-        os.close(self._fd)
+        self._close()
 
     def abandon(self) -> None:
         """Close it in a forked child, where nobody holds it."""
         with suppress(OSError):
-            os.close(self._fd)
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = _close  # of a backend that nobody closed
 
     def __enter__(self) -> int:
         return self._fd
