@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
 _HITS_AT_FIRST = 64
 _SPLITS_TRIED_MAX = 100_000
+_ITEMS_COMPARED = 64
 _FILE_SIZE_MAX = 2**31 - 1
 """RocketMQ counts an index file's bytes in an int; nobody wrote a larger one."""
 _KEYS_OF_RECORD_MAX = PROPERTIES_SIZE_MAX // 2 + 2
@@ -100,8 +102,8 @@ def _topic_hash(topic: str) -> int:
 def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
     """Slots and item capacity of the index files in a directory: written nowhere, but the items in a file show them.
 
-    The newest item must lead to the record that the header names, and be the head of its slot; of the splits of the
-    file's size into slots and items, RocketMQ's ratio is tried first. None without such a file, or when none fits.
+    Of the splits of the file's size into slots and items, exactly one must fit what is in it (`_fits`); RocketMQ's
+    ratio is tried first. None without such a file.
     """
     for name, size in disk.files(directory).items():
         if is_index_name(name) and HEADER.size < size <= _FILE_SIZE_MAX:
@@ -124,29 +126,57 @@ def _slot_count(mapped: MappedFile, header: NDArray[np.int64]) -> int | None:
     usual = (mapped.size - HEADER.size) // (SLOT.size + ratio * ITEM.size)
     is_usual = file_size(usual, ratio * usual) == mapped.size
     if header[_NEXT_ITEM] <= 1:
-        return usual if is_usual else None
+        return usual if is_usual and usual == SLOT_COUNT else None
     if is_usual and _fits(mapped, header, usual):
         return usual
     # Items of the possible splits lie on one grid: with each item less there is room for `step` more slots.
     first = (mapped.size - HEADER.size) // SLOT.size % step or step
     start = items_position(first) + (int(header[_NEXT_ITEM]) - 1) * ITEM.size
     count = max(0, (min(mapped.size, mapped.data_end) - start) // ITEM.size)
-    offsets = np.frombuffer(mapped.map, ITEM.dtype, count, start)["commit_log_offset"] if count else np.empty(0)
-    candidates = np.flatnonzero(offsets == header[_END_OFFSET])[:_SPLITS_TRIED_MAX].tolist()
-    return next((first + step * k for k in candidates if _fits(mapped, header, first + step * k)), None)
+    items = np.frombuffer(mapped.map, ITEM.dtype, count, start)
+    candidates = np.flatnonzero((items["commit_log_offset"] == header[_END_OFFSET]) & (items["key_hash"] > 0))
+    splits = (first + step * k for k in candidates[:_SPLITS_TRIED_MAX].tolist())
+    fitting = [slot_count for slot_count in splits if _fits(mapped, header, slot_count)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _fits(mapped: MappedFile, header: NDArray[np.int64], slot_count: int) -> bool:
-    """Whether, with that many slots, the newest item is the one that the header and its slot say."""
+    """Whether, with that many slots, the first and the newest items are those that the header says, and the slots of
+    the newest ones lead to them.
+
+    One item is not enough to tell: those of a record have one log offset. After a crash slots may lead to items later
+    than the header's; those lead back to them.
+    """
     last = int(header[_NEXT_ITEM]) - 1
-    position = items_position(slot_count) + last * ITEM.size
-    if position + ITEM.size > mapped.size:
+    capacity = (mapped.size - items_position(slot_count)) // ITEM.size
+    if last >= capacity:
         return False
-    item = ITEM.unpack(mapped.view.data, position)
-    if item.commit_log_offset != header[_END_OFFSET] or item.key_hash < 0:
+    data = mapped.view.data
+
+    def item(number: int) -> Any:
+        return ITEM.unpack(data, items_position(slot_count) + number * ITEM.size)
+
+    first = item(1)
+    if not any(first) or first.commit_log_offset != header[_BEGIN_OFFSET]:
         return False
-    head = SLOT.unpack(mapped.view.data, slots_position() + item.key_hash % slot_count * SLOT.size)
-    return bool(head.newest_item == last)
+    if item(last).commit_log_offset != header[_END_OFFSET]:
+        return False
+    newest: dict[int, int] = {}
+    for number in range(last, max(0, last - _ITEMS_COMPARED), -1):
+        found = item(number)
+        if not any(found) or found.key_hash < 0 or not 0 <= found.previous_item <= number:
+            return False
+        newest.setdefault(found.key_hash % slot_count, number)
+    for slot, number in newest.items():
+        head = SLOT.unpack(data, slots_position() + slot * SLOT.size).newest_item
+        for _ in range(_ITEMS_COMPARED):
+            if not last < head < capacity:
+                break
+            later = item(head)
+            head = later.previous_item if later.previous_item < head and later.key_hash % slot_count == slot else 0
+        if head != number:
+            return False
+    return True
 
 
 class Index:

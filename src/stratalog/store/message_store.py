@@ -109,7 +109,7 @@ class MessageStore:
                 root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
                 with_tags=settings.compatibility != "5.3", clock_ns=clock_ns,
             )  # fmt: skip
-        self.queue_set = QueueSet(root, self.log, disk, settings, self.topic_table.configs)
+        self.queue_set = QueueSet(root, self.log, disk, settings, self.topic_table)
         self._dispatcher = Dispatcher(
             self.log, self.index, self.queue_set, delay_levels=settings.message_delay_level
         )  # fmt: skip

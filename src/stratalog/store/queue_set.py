@@ -1,6 +1,5 @@
 """The queues of a store, of all kinds: which kind a queue is, and its files."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
@@ -21,7 +20,7 @@ from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import Disk
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.open_files import OpenFiles
-from stratalog.store.topics import QueueType, TopicConfig
+from stratalog.store.topics import QueueType, Topics
 
 UnitQueue = ConsumeQueue | BatchQueue
 
@@ -29,20 +28,17 @@ UnitQueue = ConsumeQueue | BatchQueue
 class QueueSet:
     """All queues by (topic, queue id), each made when it is first asked for.
 
-    A topic is a batch topic if the store's topic table says so, or if its queues lie below `batchconsumequeue/`. Light
-    queues are written when the settings ask for it; where some are there already they are kept up in any case, since
-    no other sign tells that they belong to the store.
+    `Topics` says which of them are of type BatchCQ. Light queues are written when the settings ask for it; where some
+    are there already they are kept up in any case, since no other sign tells that they belong to the store.
     """
 
-    def __init__(
-        self, root: Path, log: CommitLog, disk: Disk, settings: StoreSettings, topic_configs: Mapping[str, TopicConfig]
-    ) -> None:
+    def __init__(self, root: Path, log: CommitLog, disk: Disk, settings: StoreSettings, topics: Topics) -> None:
         self._root = root
         self._log = log
         self._disk = disk
         self._settings = settings
-        self._topic_configs = topic_configs
-        self._batch_topics: set[str] = set()
+        self._topics = topics
+        self.is_batch = topics.is_batch
         self._extended: set[tuple[str, int]] = set()
         self.files = OpenFiles(disk, on_failure=log.fail)
         self.by_name: dict[tuple[str, int], UnitQueue] = {}
@@ -55,14 +51,11 @@ class QueueSet:
     def load(self) -> None:
         """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
         self._extended = set(self._names(CONSUME_QUEUE_EXT))
-        batch = self._names(BATCH_CONSUME_QUEUE)
-        self._batch_topics = {topic for topic, _ in batch}
+        self._topics.look_at_trees()
         topics = self._disk.directories(self._root / CONSUME_QUEUE)
         self.has_light_queues = self.has_light_queues or any(map(is_light, topics))
-        self.has_special |= self.has_light_queues or any(
-            map(self.is_batch, {*self._batch_topics, *self._topic_configs})
-        )
-        for topic, queue_id in batch:
+        self.has_special |= self.has_light_queues or bool(self._topics.batch_topics)
+        for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if self.is_batch(topic):
                 self.get(topic, queue_id)
 
@@ -74,11 +67,6 @@ class QueueSet:
                 if queue_id is not None:
                     names.append((topic, queue_id))
         return names
-
-    def is_batch(self, topic: str) -> bool:
-        """Whether a topic's batches are kept as one record each."""
-        config = self._topic_configs.get(topic)
-        return config.queue_type == "BatchCQ" if config else topic in self._batch_topics
 
     def check_type(self, topic: str, queue_type: QueueType) -> None:
         """Raise `ConfigurationError` when queues of the topic are in use as of another type."""

@@ -3,8 +3,9 @@
     there is                                   taken
     ----------------------------------------   ---------------------------------------------------------
     a size among the settings                  that
-    files of the kind                          what most of them have, unless their names say otherwise;
-                                               an index file shows its slots and items
+    files of the kind                          what most of them have, unless their names say otherwise
+    index files                                slots and items as noted, if that makes the size of a file;
+                                               else those that the items in a file show
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
     neither                                    the size for small stores if asked for, else RocketMQ's default
 
@@ -59,7 +60,7 @@ _File = tuple[int, int]
 def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
     noted = _noted(root, disk)
-    index = index_sizes(disk, root / names.INDEX) or _noted_index(noted, root, disk)
+    index = _noted_index(noted, root, disk) or index_sizes(disk, root / names.INDEX)
     shown: dict[str, int | None] = {
         _LOG: _usual_size(_files(root / names.COMMIT_LOG, disk), noted.get(_LOG)),
         _QUEUE: _usual_size(_queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted.get(_QUEUE)),

@@ -1,4 +1,17 @@
-"""The topics of a store: `config/topics.json`, which says how many queues a topic has and of which type."""
+"""The topics of a store: `config/topics.json`, which says how many queues a topic has and of which type.
+
+Opening, `verify`, rebuild and repair ask `Topics.is_batch` for the type of a topic, and nothing else:
+
+    topic in topics.json    queues below                             type
+    --------------------    -------------------------------------    ------------------------
+    yes                     any                                      what topics.json says
+    no                      batchconsumequeue/                       BatchCQ
+    no                      batchconsumequeue/ and consumequeue/     BatchCQ; `verify` reports
+    no                      consumequeue/, or none                   SimpleCQ
+
+A directory of a topic without directories of queues counts below batchconsumequeue/ if there is none below
+consumequeue/. The records of the log are not asked: a record of one message looks the same in both types.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +67,8 @@ class Topics:
         self.note: str | None = None
         self.damage: CorruptData | None = None
         self.configs: dict[str, TopicConfig] = {}
+        self._batch_by_tree: set[str] = set()
+        self.look_at_trees()
         try:
             config = read_config(root / names.CONFIG, TOPICS, disk)
         except CorruptData as error:
@@ -62,6 +77,23 @@ class Topics:
             self.note, self._value = config.note, config.value
             self.configs = _configs_of(config.value)
 
+    def look_at_trees(self) -> None:
+        """Look again which topics have queues below batchconsumequeue/."""
+        self._batch_by_tree = {
+            topic for topic in filter(names.is_topic, self._disk.directories(self._root / names.BATCH_CONSUME_QUEUE))
+            if self._has_queues(names.BATCH_CONSUME_QUEUE, topic) or not self._has_queues(names.CONSUME_QUEUE, topic)
+        }  # fmt: skip
+
+    def is_batch(self, topic: str) -> bool:
+        """Whether a topic's batches are kept as one record each (BatchCQ)."""
+        config = self.configs.get(topic)
+        return config.queue_type == "BatchCQ" if config else topic in self._batch_by_tree
+
+    @property
+    def batch_topics(self) -> set[str]:
+        """Every topic for which `is_batch` holds."""
+        return set(filter(self.is_batch, {*self._batch_by_tree, *self.configs}))
+
     def check_known(self, topic: str) -> None:
         """Raise `CorruptData` for a topic that has no queue yet while `topics.json` cannot be read: its type would be a
         guess."""
@@ -69,8 +101,9 @@ class Topics:
         if self.damage and not any(self._has_queues(tree, topic) for tree in trees):
             raise self.damage
 
-    def _has_queues(self, directory: str, topic: str) -> bool:
-        return bool(self._disk.directories(self._root / directory / topic))
+    def _has_queues(self, tree: str, topic: str) -> bool:
+        found = self._disk.directories(self._root / tree / topic)
+        return any(names.queue_id_of(name) is not None for name in found)
 
     def create(self, name: str, *, queues: int, queue_type: QueueType, now_ms: int, release: Release) -> TopicConfig:
         """See `MessageStore.create_topic`."""
@@ -99,13 +132,10 @@ class Topics:
         return config
 
     def _check_type(self, name: str, queue_type: QueueType) -> None:
-        known = self.configs.get(name)
-        there = known.queue_type if known else None
-        if there is None and self._has_queues(names.CONSUME_QUEUE, name):
-            there = "SimpleCQ"
-        if there is None and self._has_queues(names.BATCH_CONSUME_QUEUE, name):
-            there = "BatchCQ"
-        if there and there != queue_type:
+        there = "BatchCQ" if self.is_batch(name) else "SimpleCQ"
+        trees = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE)
+        is_known = name in self.configs or any(self._has_queues(tree, name) for tree in trees)
+        if is_known and there != queue_type:
             raise ConfigurationError(f"topic {name!r} is of type {there}, which cannot change to {queue_type}")
 
     def _table(self) -> dict[str, Any]:

@@ -151,9 +151,7 @@ class Evidence:
 
     def __init__(self, root: Path, settings: StoreSettings, disk: Disk) -> None:
         self._root, self._disk, self._file_size = root, disk, settings.commit_log_file_size
-        configs = Topics(root, disk).configs
-        self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE)) - configs.keys()
-        self._batch_topics |= {name for name, config in configs.items() if config.queue_type == "BatchCQ"}
+        self._batch_topics = Topics(root, disk).batch_topics
         light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
         self._has_light_queues = light or settings.dispatches_light_queues
         self.queues: dict[QueueKey, QueueEvidence] = {}

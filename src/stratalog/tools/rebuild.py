@@ -34,11 +34,19 @@ from stratalog.store.opening import open_store
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
+from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
 from stratalog.tools.own_files import QUARANTINE, STAGING, refuse_links
 from stratalog.tools.unqueued import unqueued
-from stratalog.tools.verify_files import QUEUE_TREES, UNDER_REPAIR, queue_directories, record_at
+from stratalog.tools.verify_files import (
+    QUEUE_TREES,
+    UNDER_REPAIR,
+    is_of_other_type,
+    queue_directories,
+    queue_file_size,
+    record_at,
+)
 
 Part = Literal["queues", "index", "checkpoint"]
 PARTS: tuple[Part, ...] = ("queues", "index", "checkpoint")
@@ -128,7 +136,7 @@ def rebuild_locked(
     """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`."""
     refuse_links(root, but=(names.COMMIT_LOG,))
     disk, staging = Disk(), root / STAGING
-    settings = _settings(settings, root)
+    settings = rebuild_settings(settings, root)
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     shutil.rmtree(staging, ignore_errors=True)
@@ -146,7 +154,7 @@ def rebuild_locked(
                 path=str(root / names.COMMIT_LOG),
             )
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
-        carried = _carry_over(root, staging, disk, only_expired=may_serve_less)
+        carried = _carry_over(root, staging, disk, settings, only_expired=may_serve_less)
         rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count)
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
@@ -165,9 +173,10 @@ def _told_unqueued(records: list[Record]) -> str:
     )
 
 
-def _settings(settings: StoreSettings, root: Path) -> StoreSettings:
+def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
     """Settings with the sizes that the old files had; of a damaged index, with RocketMQ's ratio of slots to items.
-    Queues have extensions if the broker gave the newest message one."""
+    Queues have extensions if the broker gave the newest message one. Raises `ConfigurationError` for an index whose
+    slots and items cannot be told."""
     disk = PrivateDisk()
     found = sized(settings, root, disk)
     found = replace(found, enable_consume_queue_ext=settings.enable_consume_queue_ext or _extends(root, disk))
@@ -231,9 +240,8 @@ def _prepare(root: Path, staging: Path) -> None:
     for name in disk.files(root / names.CONFIG):
         disk.create_directory(staging / names.CONFIG)
         copy_file(root / names.CONFIG / name, staging / names.CONFIG / name)
-    for tree in (names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT):
-        for topic in disk.directories(root / tree):
-            disk.create_directory(staging / tree / topic)
+    for topic in Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE)):
+        disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
     for topic in filter(is_light, disk.directories(root / names.CONSUME_QUEUE)):
         disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # the sign by which the store has light queues
 
@@ -251,9 +259,14 @@ def _build(
     )  # fmt: skip
 
 
-def _carry_over(root: Path, staging: Path, disk: Disk, *, only_expired: bool) -> list[Path]:
+def _carry_over(
+    root: Path, staging: Path, disk: Disk, settings: StoreSettings, *, only_expired: bool
+) -> list[Path]:  # fmt: skip
     """Link the files of queues that the log has no message of; returns the directories of their units. With
-    `only_expired`, those that lead to nothing from the log's begin on: a repair knows what the others lead to."""
+    `only_expired`, those that lead to nothing from the log's begin on: a repair knows what the others lead to.
+
+    Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
+    topics = Topics(root, disk)
     begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
     log_begin = min(begins, default=0)
     carried = []
@@ -263,15 +276,26 @@ def _carry_over(root: Path, staging: Path, disk: Disk, *, only_expired: bool) ->
             built = staging / names.CONSUME_QUEUE / topic / str(queue_id)
             if new.exists() or (tree == names.CONSUME_QUEUE_EXT and built.exists()):
                 continue
+            if is_of_other_type(topics, tree, topic, (root, staging), disk):
+                continue
             layout = BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT
             if only_expired and tree != names.CONSUME_QUEUE_EXT and _leads_into(old, layout, log_begin, disk):
                 continue
             disk.create_directory(new)
-            for name in disk.files(old):
-                os.link(old / name, new / name)
+            _link_files(old, new, queue_file_size(settings, tree), disk)
             if tree != names.CONSUME_QUEUE_EXT:
                 carried.append(new)
     return carried
+
+
+def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
+    """Link a queue's files. One that was cut, or is too long, is copied and gets its size: opening refuses others."""
+    for name, size in disk.files(old).items():
+        if offset_of(name) is None or size in (0, file_size):
+            os.link(old / name, new / name)
+        else:
+            copy_file(old / name, new / name)
+            os.truncate(new / name, file_size)
 
 
 def _leads_into(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> bool:

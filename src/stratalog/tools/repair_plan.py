@@ -39,6 +39,7 @@ from stratalog.store.sizes import sized
 from stratalog.tools.evidence import Evidence
 from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import refuse_links
+from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
@@ -89,7 +90,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
     """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
 
     Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and
-    `ConfigurationError` for a store with symbolic links in it.
+    `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells.
     """
     refuse_links(root)
     report = verify(root, settings=settings, progress=progress)
@@ -113,6 +114,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
     changes_log = any(action.kind in CHANGES_LOG for action in plan.actions)
     if changes_log or any(problem.part in _DERIVED for problem in report.problems):
         plan.actions.append(Action("rebuild", "."))
+        rebuild_settings(settings, root)  # raises: nothing was changed yet
     return plan
 
 

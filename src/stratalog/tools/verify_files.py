@@ -1,6 +1,6 @@
 """The part of `verify` that looks at files as such: names, sizes and gaps, the configuration, the checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.snapshot import has_whole_snapshot, noted_log
+from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REBUILD, Part, Problem, VerifyReport
 
 BACKUP = ".bak"
@@ -47,6 +48,25 @@ def queue_directories(root: Path, tree: str, disk: Disk) -> Iterator[tuple[str, 
                 yield topic, queue_id, root / tree / topic / name
 
 
+def queue_file_size(settings: StoreSettings, tree: str) -> int:
+    """Bytes of a queue's file below one of `QUEUE_TREES`."""
+    return {
+        names.CONSUME_QUEUE: settings.consume_queue_file_size,
+        names.BATCH_CONSUME_QUEUE: settings.batch_consume_queue_file_size,
+        names.CONSUME_QUEUE_EXT: settings.consume_queue_ext_file_size,
+    }[tree]
+
+
+def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path], disk: Disk) -> bool:
+    """Whether the queues of a topic do not belong below this tree, and there are some where they belong below one of
+    these stores. Nobody reads them here."""
+    if tree == names.CONSUME_QUEUE_EXT or topics.is_batch(topic) == (tree == names.BATCH_CONSUME_QUEUE):
+        return False
+    right = names.CONSUME_QUEUE if tree == names.BATCH_CONSUME_QUEUE else names.BATCH_CONSUME_QUEUE
+    below = (root / right / topic for root in roots)
+    return any(disk.files(at / queue_id) for at in below for queue_id in disk.directories(at))
+
+
 def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyReport) -> None:
     """Look at every directory of data files, and at the configuration. The log's content is not looked at."""
     log = root / names.COMMIT_LOG
@@ -60,9 +80,7 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
-            sizes = list(disk.files(directory).values())
-            usual = settings.consume_queue_file_size if tree == names.CONSUME_QUEUE else max(sizes, default=0)
-            _check_directory(directory, usual, REBUILD, disk, report)
+            _check_directory(directory, queue_file_size(settings, tree), REBUILD, disk, report)
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)

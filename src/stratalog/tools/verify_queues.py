@@ -16,7 +16,6 @@ from stratalog.layout.message import Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     CONSUME_QUEUE,
-    CONSUME_QUEUE_EXT,
     SCHEDULE_TOPIC,
     delay_table_ms,
     is_topic,
@@ -31,6 +30,7 @@ from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.topics import Topics
+from stratalog.tools.verify_files import is_of_other_type
 from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
@@ -52,8 +52,7 @@ class _QueueFiles:
             start = offset_of(name)
             if start is not None and size == file_size:
                 self._files[start // UNIT.size] = disk.map(self.directory / name)
-        extension = disk.files(root / CONSUME_QUEUE_EXT / topic / str(queue_id))
-        size = max(extension.values(), default=settings.consume_queue_ext_file_size)
+        size = settings.consume_queue_ext_file_size
         self.extension = ExtensionFiles(root, topic, queue_id, extensions, disk, file_size=size)
         with contextlib.suppress(CorruptData):  # of another size: `check_files` tells
             self.extension.load()
@@ -100,8 +99,7 @@ class QueueCheck:
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
         self._special = SpecialQueues(root, disk, report)
         self._extensions = OpenFiles(disk)
-        self._configs = Topics(root, disk).configs
-        self._batch_topics = set(disk.directories(root / BATCH_CONSUME_QUEUE))
+        self._topics = Topics(root, disk)
         light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
         self._has_light_queues = light or settings.dispatches_light_queues
 
@@ -137,8 +135,7 @@ class QueueCheck:
 
     def _kind_of(self, topic: str) -> QueueKind:
         """As the dispatcher sees it; records of a light queue itself are taken like those that name it."""
-        config = self._configs.get(topic)
-        if config.queue_type == "BatchCQ" if config else topic in self._batch_topics:
+        if self._topics.is_batch(topic):
             return QueueKind.BATCH
         if self._has_light_queues and is_light(topic):
             return QueueKind.BATCH
@@ -255,14 +252,30 @@ class QueueCheck:
     def finish(self) -> None:
         """Look at what stands in the files beside the units that the log led to."""
         for topic, queue_id in self._names(CONSUME_QUEUE):
+            if self._is_misplaced(CONSUME_QUEUE, topic, queue_id):
+                continue
             if self._kind_of(topic) != QueueKind.BATCH:
                 self._report.queue_count += 1
                 self._check_leftovers(topic, queue_id)
             elif is_light(topic) and not queue_id:
                 self._special.expect(topic, queue_id)
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
-            self._special.expect(topic, queue_id)
+            if not self._is_misplaced(BATCH_CONSUME_QUEUE, topic, queue_id):
+                self._special.expect(topic, queue_id)
         self._special.finish()
+
+    def _is_misplaced(self, tree: str, topic: str, queue_id: int) -> bool:
+        """Whether a queue is one of those that `is_of_other_type`; reported if it has files."""
+        if not is_of_other_type(self._topics, tree, topic, [self._root], self._disk):
+            return False
+        directory = self._root / tree / topic / str(queue_id)
+        if any(self._disk.files(directory).values()):
+            kind, right = "BatchCQ", BATCH_CONSUME_QUEUE
+            if tree == BATCH_CONSUME_QUEUE:
+                kind, right = "SimpleCQ", CONSUME_QUEUE
+            expected = f"no file: topic {topic} is of type {kind}, its queues lie below {right}/"
+            self._report.add(Problem("queue", str(directory), 0, expected, "files of a queue", REBUILD))
+        return True
 
     def close(self) -> None:
         """Close the files of extensions."""
