@@ -60,7 +60,10 @@ _File = tuple[int, int]
 def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
     noted = _noted(root, disk)
-    index = _noted_index(noted, root, disk) or index_sizes(disk, root / names.INDEX)
+    noted_index = _noted_index(noted)
+    lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)}
+    index = noted_index if noted_index and file_size(*noted_index) in lengths else None
+    index = index or index_sizes(disk, root / names.INDEX) or noted_index
     shown: dict[str, int | None] = {
         _LOG: _usual_size(_files(root / names.COMMIT_LOG, disk), noted.get(_LOG)),
         _QUEUE: _usual_size(_queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted.get(_QUEUE)),
@@ -123,12 +126,10 @@ def _noted(root: Path, disk: Disk) -> dict[str, int]:
     return {}
 
 
-def _noted_index(noted: dict[str, int], root: Path, disk: Disk) -> tuple[int, int] | None:
-    """What was noted of the index, unless its files have another length."""
-    slots, items = noted.get(_SLOTS, SLOT_COUNT), noted.get(_ITEMS, ITEM_CAPACITY)
-    lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name) and size}
-    fits = file_size(slots, items) in lengths or not lengths
-    return (slots, items) if fits and {_SLOTS, _ITEMS} & noted.keys() else None
+def _noted_index(noted: dict[str, int]) -> tuple[int, int] | None:
+    """Slots and items, if one of them was noted: the other is RocketMQ's default then."""
+    is_noted = {_SLOTS, _ITEMS} & noted.keys()
+    return (noted.get(_SLOTS, SLOT_COUNT), noted.get(_ITEMS, ITEM_CAPACITY)) if is_noted else None
 
 
 def _filled(settings: StoreSettings, sizes: Mapping[str, int | None]) -> StoreSettings:

@@ -24,12 +24,19 @@ QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUE
 UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 """What a repair writes into `abort` while it works on such a store."""
 _RESTORE = "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost"
+_RESTORE_LOG = (
+    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
+    "batchconsumequeue/ and index/"
+)
+_SINGLE_FILES = (names.LOCK, names.ABORT, names.CHECKPOINT, names.SNAPSHOT, names.SIZES)
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 _CONFIG_STEP = "stratalog repair takes the backup; without one, restore the file or let the broker write it anew"
 
 
 def was_closed(root: Path, disk: Disk) -> bool:
     """Whether the last stop was clean, though a repair may have been killed since."""
+    if (root / names.ABORT).is_dir():
+        return False
     return disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR) + 1, cut=True) in (None, UNDER_REPAIR)
 
 
@@ -75,12 +82,22 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         "give mapped_file_size_commit_log"
     )
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
-    if not has_whole_snapshot(root, disk):
+    for name in _SINGLE_FILES:
+        if (root / name).is_dir():
+            _add(report, root / name, "a file", "a directory", "remove it: the file is made again when it is needed")
+    if not (root / names.SNAPSHOT).is_dir() and not has_whole_snapshot(root, disk):
         step = "remove it: it is written anew when the store is closed"
         _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
             _check_directory(directory, queue_file_size(settings, tree), REBUILD, disk, report)
+    is_log_lost = not any(offset_of(name) is not None and size for name, size in disk.files(log).items())
+    if is_log_lost and any(
+        disk.files(directory) for tree in QUEUE_TREES for *_, directory in queue_directories(root, tree, disk)
+    ):
+        _add(report, log, "the log's files", "none", _RESTORE_LOG)
+    for name in filter(names.is_index_name, disk.directories(root / names.INDEX)):
+        _add(report, root / names.INDEX / name, "a file", "a directory", REBUILD)
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
@@ -93,6 +110,9 @@ def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk
     """Files of one size, each named by where it begins, none missing between the first and the last."""
     files = disk.files(directory)
     starts: list[int] = []
+    for name in disk.directories(directory):
+        if offset_of(name) is not None:
+            _add(report, directory / name, "a file", "a directory", next_step)
     for name, size in files.items():
         start = offset_of(name)
         if start is None:
@@ -148,6 +168,8 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
 def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     """The checkpoint must name a record of the log; it may trail, but not be ahead. Call it when the log is known."""
     path = root / names.CHECKPOINT
+    if path.is_dir():  # `check_files` says so
+        return
     stored = disk.read(path, size_max=FILE_SIZE + 1, cut=True)
     rebuild = "run `stratalog rebuild --checkpoint` while the store is closed"
     if stored is None:

@@ -307,7 +307,4 @@ class IndexCheck:
             )
 
 
-_SIZES = (
-    "if the store uses another size, give max_hash_slot_num and max_index_num; else remove the file's directory and "
-    "consumequeue/ and open the store again: both are rebuilt from the log"
-)
+_SIZES = f"if the store uses another size, give max_hash_slot_num and max_index_num; else {REBUILD}"

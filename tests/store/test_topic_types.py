@@ -1,0 +1,187 @@
+"""Which type a topic has does not depend on who asks, nor on whether `topics.json` is left."""
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratalog
+from store.damage import change
+from store.kinds import KINDS, Content, Kind, read_on
+from store.model import QUIET, scratch_folder
+from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, SNAPSHOT
+from stratalog.store.config_files import COPY, TOPICS
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+WITHOUT_THE_TOPIC = b'{"topicConfigTable":{"other":{"topicName":"other","readQueueNums":1,"writeQueueNums":1}}}'
+Bytes = bytes | None
+
+
+def _states(whole: bytes) -> dict[str, tuple[Bytes, Bytes]]:
+    """Content of `topics.json` and of its copy."""
+    return {
+        "intact": (whole, None),
+        "gone": (None, None),
+        "empty": (b"", None),
+        "garbage": (b'{"topicConfigTable":', b"\xff\xfe"),
+        "older": (WITHOUT_THE_TOPIC, WITHOUT_THE_TOPIC),
+        "copy only": (None, whole),
+        "older copy only": (b"", WITHOUT_THE_TOPIC),
+    }
+
+
+STATES = tuple(_states(b""))
+
+
+def _nothing(root: Path, kind: Kind) -> Path:
+    return root
+
+
+def _open(root: Path, kind: Kind) -> Path:
+    kind.open(root).close()
+    return root
+
+
+def _rebuild(root: Path, kind: Kind) -> Path:
+    with contextlib.suppress(CorruptData):  # over a damaged record, which a repair covers; nothing was changed
+        rebuild(root)
+    return root
+
+
+def _repair(root: Path, kind: Kind) -> Path:
+    repair(plan_repair(root))
+    return root
+
+
+def _repair_to(root: Path, kind: Kind) -> Path:
+    target = root.with_name("copy")
+    repair(plan_repair(root), to=target)
+    return target
+
+
+WAYS: tuple[Callable[[Path, Kind], Path], ...] = (_nothing, _open, _rebuild, _repair, _repair_to)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def made(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Path, Content, bytes]]:
+    kind = request.param
+    with scratch_folder() as folder:
+        root = folder / "store"
+        content = kind.made(root)
+        with kind.open(root) as store:
+            if kind.queues[0][0] == "topic":
+                store.create_topic("topic", queues=2)
+            store.create_topic("another")
+        yield kind, root, content, (root / CONFIG / TOPICS).read_bytes()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_message_is_served_whatever_is_left_of_the_topics(
+    state: str, made: tuple[Kind, Path, Content, bytes], tmp_path: Path
+) -> None:
+    kind, source, content, topics = made
+    for way, is_damaged in itertools.product(WAYS, (False, True)):
+        root = tmp_path / "store"
+        shutil.rmtree(tmp_path)
+        shutil.copytree(source, root)
+        for name, data in zip((TOPICS, TOPICS + COPY), _states(topics)[state], strict=True):
+            (root / CONFIG / name).unlink(missing_ok=True)
+            if data is not None:
+                (root / CONFIG / name).write_bytes(data)
+        expected = {key: dict(queue) for key, queue in content.queues.items()}
+        if is_damaged:
+            _damage_body(root, kind, expected)
+            (root / ABORT).touch()
+            (root / SNAPSHOT).unlink(missing_ok=True)
+        what = f"{way.__name__} {'damaged, crashed' if is_damaged else 'sound, closed'}"
+        root = way(root, kind)
+        problems = [problem for problem in verify(root).problems if problem.part != "config"]
+        is_mended = not is_damaged or way in (_repair, _repair_to)
+        assert not problems or not is_mended, (what, problems[:2])
+        with kind.open(root, mode="r") as store:
+            for key, known in expected.items():
+                found = {at: message for at, message in read_on(store.queue(*key))[0].items() if at in known}
+                assert found == known, (what, key)
+        with kind.open(root) as store:
+            assert store.queue_set.is_batch(kind.queues[0][0]) == (kind.tree == BATCH_CONSUME_QUEUE), what
+
+
+def _damage_body(root: Path, kind: Kind, expected: dict[Any, dict[int, Any]]) -> None:
+    """Change a byte of a record's body, and expect its messages no more."""
+    known = expected[kind.queues[0]]
+    offset = known[len(known) // 2].commit_log_offset
+    (log,) = (root / "commitlog").iterdir()
+    change(log, offset + 89, bytes([log.read_bytes()[offset + 89] ^ 0xFF]))
+    for queue in expected.values():
+        for at in [at for at, message in queue.items() if message.commit_log_offset == offset]:
+            del queue[at]
+
+
+def _batches(root: Path) -> None:
+    with stratalog.open(root, small=True, **QUIET) as store:
+        store.create_topic("batches", queues=2, queue_type="BatchCQ")
+        for number in range(20):
+            store.queue("batches", number % 2).put_batch([b"one", b"two"], unique_key=f"u{number}")
+
+
+def test_queues_in_the_trees_of_both_types_are_reported_and_a_rebuild_keeps_the_right_ones(tmp_path: Path) -> None:
+    _batches(tmp_path)
+    (tmp_path / CONFIG / TOPICS).unlink()
+    shutil.copytree(tmp_path / BATCH_CONSUME_QUEUE / "batches", tmp_path / CONSUME_QUEUE / "batches")
+    report = verify(tmp_path)
+    assert report.problem_count == 2
+    assert "is of type BatchCQ" in str(report.problems[0])
+    assert "stratalog rebuild" in report.problems[0].next_step
+    rebuild(tmp_path)
+    assert verify(tmp_path).ok
+    assert not (tmp_path / CONSUME_QUEUE / "batches").exists()
+    with stratalog.open(tmp_path, mode="r") as store:
+        assert len(list(store.queue("batches").read())) == 20
+
+
+def test_batch_queues_of_an_ordinary_topic_are_reported_and_left_out(tmp_path: Path) -> None:
+    _batches(tmp_path / "other")
+    with stratalog.open(tmp_path / "s", small=True) as store:
+        store.create_topic("batches", queues=2)
+        store.put("batches", b"one")
+    shutil.copytree(tmp_path / "other" / BATCH_CONSUME_QUEUE, tmp_path / "s" / BATCH_CONSUME_QUEUE)
+    assert "is of type SimpleCQ" in str(verify(tmp_path / "s").problems[0])
+    rebuild(tmp_path / "s")
+    assert verify(tmp_path / "s").ok
+
+
+def test_an_empty_directory_of_a_topic_does_not_outweigh_queues(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, small=True) as store:
+        store.put("topic", b"one")
+    (tmp_path / BATCH_CONSUME_QUEUE / "topic").mkdir(parents=True)
+    (tmp_path / ABORT).touch()
+    with stratalog.open(tmp_path) as store:
+        with pytest.raises(ConfigurationError, match="another type than BatchCQ"):
+            store.create_topic("topic", queue_type="BatchCQ")
+        assert [message.body for message in store.queue("topic").read()] == [b"one"]
+    rebuild(tmp_path)
+    assert verify(tmp_path).ok
+
+
+def test_the_old_queue_of_expired_batches_stays_where_topics_json_is_gone(tmp_path: Path) -> None:
+    """It alone knows the next offset."""
+    sizes = {"mapped_file_size_commit_log": 4096, "mapper_file_size_batch_consume_queue": 46 * 10}
+    with stratalog.open(tmp_path, **sizes, **QUIET) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        for number in range(10):
+            store.queue("batches").put_batch([b"one", b"two"], unique_key=f"u{number}")
+        for _ in range(10):
+            store.put("orders", bytes(1000))
+    shutil.rmtree(tmp_path / CONFIG)
+    min(path for path in (tmp_path / "commitlog").iterdir()).unlink()
+    rebuild(tmp_path)
+    with stratalog.open(tmp_path) as store:
+        assert store.queue("batches").put_batch([b"next"], unique_key="n").queue_offset == 20
