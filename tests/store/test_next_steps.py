@@ -1,134 +1,80 @@
-"""Whatever makes opening refuse a store: `verify` reports it with the command that mends it, and that command does."""
+"""What opening refuses, `verify` reports with the command that mends it. (`torture.steps` tries every file.)"""
 
-import re
-import shutil
-from collections.abc import Callable, Iterator
+import os
 from pathlib import Path
 
 import pytest
 
-import stratalog
-from store.kinds import KINDS, SIZES, Kind
-from store.model import QUIET, scratch_folder
+from store.damage import change as damage_log
+from store.kinds import BATCH, EXTENDED, PLAIN, SIZES, Kind
+from store.model import QUIET
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import StratalogError
-from stratalog.layout.light import is_light
-from stratalog.layout.names import ABORT, COMMIT_LOG, SNAPSHOT
-from stratalog.tools.rebuild import rebuild
-from stratalog.tools.repair import repair
+from stratalog.errors import ConfigurationError
+from stratalog.layout.names import ABORT, CONSUME_QUEUE_EXT, INDEX, SNAPSHOT
+from stratalog.layout.names import SIZES as NOTE
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
-
-COMMAND = re.compile(r"stratalog rebuild(?: --checkpoint)?|stratalog repair|^remove it|^restore commitlog/")
-PUTS = 130
+from torture.steps import CHANGES, Change, directory, judge
 
 
-def missing(path: Path) -> None:
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def shorter(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-CHANGES: tuple[Callable[[Path], None], ...] = (missing, empty, shorter, longer, directory)
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=str)
-def made(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Path]]:
-    with scratch_folder() as folder:
-        request.param.made(folder / "store", count=PUTS)
-        yield request.param, folder / "store"
-
-
-@pytest.mark.parametrize("is_crashed", [False, True], ids=["closed", "crashed"])
-@pytest.mark.parametrize("is_given", [False, True], ids=["sizes found", "sizes given"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (EXTENDED, "consumequeue_ext/topic/0"), (EXTENDED, "consumequeue/topic/0"), (PLAIN, "consumequeue/topic/1"),
+        (BATCH, "batchconsumequeue/batches/1"), (PLAIN, "index"), (PLAIN, "commitlog"), (PLAIN, "checkpoint"),
+        (PLAIN, "lock"), (PLAIN, "file-sizes.json"), (PLAIN, "queues.snapshot"),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_store_that_opening_refuses_is_mended_by_the_command_that_verify_names(
-    change: Callable[[Path], None], is_given: bool, is_crashed: bool, made: tuple[Kind, Path], tmp_path: Path
+    kind: Kind, place: str, change: Change, tmp_path: Path
 ) -> None:
-    kind, source = made
-    sizes = SIZES if is_given else {}
-    settings = StoreSettings(**QUIET, **sizes, **kind.settings)
-    faults = []
-    root = tmp_path / "store"
-    for path in sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file()):
-        shutil.rmtree(tmp_path)
-        shutil.copytree(source, root)
+    for is_crashed in (False, True):
+        root = tmp_path / f"store-{is_crashed}"
+        kind.made(root)
         if is_crashed:
             (root / ABORT).touch()
-            (root / SNAPSHOT).unlink(missing_ok=True)
-        if (root / path).exists():
-            change(root / path)
-            fault = _fault(kind, settings, root, tmp_path / "opened")
-            if fault:
-                faults.append(f"{path}: {fault}")
-    assert not faults, "\n".join(faults)
+        path = max((root / place).iterdir()) if (root / place).is_dir() else root / place
+        change(path)
+        judge(root, StoreSettings.make(QUIET | kind.settings), tmp_path / "opened")
 
 
-def _fault(kind: Kind, settings: StoreSettings, root: Path, copy: Path) -> str:
-    """What is wrong with what `verify` says; empty when nothing is."""
-    refusal = _refusal(settings, root, copy)
-    if not refusal:
-        return ""
-    try:
-        report = verify(root, settings=settings)
-    except StratalogError as error:
-        return f"opening: {refusal}; verify: {error}"
-    steps = [(match[0], Path(one.path)) for one in report.problems for match in COMMAND.finditer(one.next_step)]
-    if not steps:
-        return f"opening: {refusal}; verify: {report.problems[:1]}"
-    command, place = steps[0]
-    if command.startswith("restore"):
-        return "" if is_log_gone(root) else f"the log is there; verify: {report.problems[0]}"
-    try:
-        _run(command, settings, root, place)
-    except (StratalogError, OSError) as error:
-        return f"opening: {refusal}; {command}: {error!r}"
-    left = _refusal(settings, root, copy)
-    return f"after {command}: {left}" if left else ""
+@pytest.mark.parametrize("size", [0, 700, 5000])
+@pytest.mark.parametrize("given", [{}, SIZES], ids=["found", "given"])
+def test_verify_reports_a_file_of_an_extension_of_another_size(
+    size: int, given: dict[str, int], tmp_path: Path
+) -> None:
+    EXTENDED.made(tmp_path, count=4)
+    for path in (tmp_path / CONSUME_QUEUE_EXT / "topic/0").iterdir():
+        os.truncate(path, size)
+    settings = StoreSettings.make(given | {"enable_consume_queue_ext": True})
+    report = verify(tmp_path, settings=settings)
+    assert not report.ok
+    assert "stratalog rebuild" in report.problems[0].next_step
+    assert [action.kind for action in plan_repair(tmp_path, settings=settings).actions] == ["rebuild"]
 
 
-def is_log_gone(root: Path) -> bool:
-    return not any(path.is_file() and path.stat().st_size for path in (root / COMMIT_LOG).iterdir())
+def test_a_directory_in_a_queue_file_s_place_is_reported_while_its_units_may_still_come(tmp_path: Path) -> None:
+    PLAIN.made(tmp_path)
+    (tmp_path / ABORT).touch()
+    (tmp_path / SNAPSHOT).unlink()
+    directory(max((tmp_path / "consumequeue/topic/0").iterdir()))
+    [problem] = verify(tmp_path).problems
+    assert problem.found == "a directory"
 
 
-def _refusal(settings: StoreSettings, root: Path, copy: Path) -> str:
-    """Why opening and putting are refused."""
-    for mode in ("r", "w"):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(root, copy)
-        try:
-            with stratalog.open(copy, mode=mode, settings=settings) as store:
-                keys = store.queues()
-                for key in keys:
-                    store.queue(*key)
-                for key in [key for key in keys if mode == "w" and not is_light(key[0])]:
-                    store.queue(*key).put(b"one")
-        except (StratalogError, OSError) as error:
-            return f"{mode}: {error}"
-    return ""
-
-
-def _run(command: str, settings: StoreSettings, root: Path, place: Path) -> None:
-    if command == "remove it":
-        shutil.rmtree(place) if place.is_dir() else place.unlink()
-    elif command == "stratalog repair":
-        repair(plan_repair(root, settings=settings))
-    elif command == "stratalog rebuild":
-        rebuild(root, settings=settings)
-    else:
-        rebuild(root, settings=settings, parts=("checkpoint",))
+def test_a_plan_is_refused_before_anything_is_done_where_nothing_tells_the_index_s_sizes(tmp_path: Path) -> None:
+    with PLAIN.open(tmp_path, max_hash_slot_num=50, max_index_num=101) as store:
+        offset = store.put("topic", b"one", keys=["k"]).commit_log_offset
+        store.put("topic", b"two", keys=["k"])
+    (tmp_path / NOTE).unlink()
+    (index,) = (tmp_path / INDEX).iterdir()
+    index.write_bytes(bytes(index.stat().st_size))
+    (tmp_path / ABORT).touch()
+    damage_log(next((tmp_path / "commitlog").iterdir()), offset + 88, b"O")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigurationError, match="do not tell how many slots"):
+        plan_repair(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert plan_repair(tmp_path, settings=StoreSettings(max_hash_slot_num=50, max_index_num=101)).actions

@@ -165,3 +165,32 @@ def test_an_index_file_that_shows_no_split_is_opened_with_a_likely_one_and_that_
         assert len(store.query("t", key="k")) == 1
     with pytest.raises(ConfigurationError, match="max_hash_slot_num"):
         stratalog.open(tmp_path, max_hash_slot_num=5, max_index_num=7)
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+def test_the_split_of_an_index_file_is_found_whatever_its_few_items_are(is_noted: bool, tmp_path: Path) -> None:
+    """All items of a record have its log offset, the first record's is 0: one item fits several splits by chance."""
+    given = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 50, "max_index_num": 100}
+    for count in range(1, 60):
+        root = tmp_path / str(count)
+        with stratalog.open(root, **given, **QUIET) as store:
+            for number in range(count):
+                store.put("orders", b"", tags="a", keys=[f"k{number}"], unique_key=f"u{count}-{number}")
+        if not is_noted:
+            (root / names.SIZES).unlink()
+        with stratalog.open(root, mode="r") as store:
+            assert (store.settings.max_hash_slot_num, store.settings.max_index_num) == (50, 100), count
+            assert all(store.query("orders", key=f"k{number}") for number in range(count))
+        shutil.rmtree(root)
+
+
+def test_a_note_of_another_split_wins_only_where_it_makes_the_size_of_a_file(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    (tmp_path / names.SIZES).write_text(json.dumps(TINY | {"max_hash_slot_num": 60}))
+    with stratalog.open(tmp_path, mode="r") as store:
+        assert store.settings.max_hash_slot_num == TINY["max_hash_slot_num"]
+    (index,) = (tmp_path / names.INDEX).iterdir()
+    os.truncate(index, index.stat().st_size - 1)
+    found = sizes_of(sized(StoreSettings(), tmp_path, PrivateDisk()))
+    assert found["max_hash_slot_num"] == 60, "a file that was cut shows nothing"

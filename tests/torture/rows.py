@@ -14,6 +14,7 @@ from torture.mutations import mutations
 from torture.power import disks, pages
 from torture.repairs import repairs
 from torture.report import RowFunction
+from torture.steps import steps
 
 ROWS: dict[str, tuple[str, RowFunction]] = {
     "kills": ("kill -9 while putting and opening", kills),
@@ -31,6 +32,7 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "flips": ("every bit flipped, with record CRC", with_record_crc),
     "plain-flips": ("a bit of each byte flipped, no record CRC", without_record_crc),
     "exchanged": ("files missing, cut, or replaced by another", exchanged),
+    "steps": ("what opening refuses is mended by the command that verify names", steps),
     "gaps": ("queues that lack units, × checkpoints", gaps),
     "repair": ("damaged and repaired", repairs),
     "fuzz": ("decoders fuzzed", decoders),

@@ -81,6 +81,11 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         "restore the file, or let `stratalog repair` mend it: whole records are kept. If the store uses another size, "
         "give mapped_file_size_commit_log"
     )
+    is_log_lost = not any(offset_of(name) is not None and size for name, size in disk.files(log).items())
+    if is_log_lost and any(
+        disk.files(directory) for tree in QUEUE_TREES for *_, directory in queue_directories(root, tree, disk)
+    ):
+        _add(report, log, "the log's files", "none", _RESTORE_LOG)
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
     for name in _SINGLE_FILES:
         if (root / name).is_dir():
@@ -91,11 +96,6 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
             _check_directory(directory, queue_file_size(settings, tree), REBUILD, disk, report)
-    is_log_lost = not any(offset_of(name) is not None and size for name, size in disk.files(log).items())
-    if is_log_lost and any(
-        disk.files(directory) for tree in QUEUE_TREES for *_, directory in queue_directories(root, tree, disk)
-    ):
-        _add(report, log, "the log's files", "none", _RESTORE_LOG)
     for name in filter(names.is_index_name, disk.directories(root / names.INDEX)):
         _add(report, root / names.INDEX / name, "a file", "a directory", REBUILD)
     for name in disk.files(root / names.INDEX):
