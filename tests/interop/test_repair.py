@@ -11,10 +11,10 @@ from interop.drafts import Ledger, drafts
 from interop.rocketmq import RocketMQ
 from interop.views import java_reading, java_settings, one_by_one, open_ours, put_by_java, random_sizes
 from stratalog.config.settings import StoreSettings
-from stratalog.layout.message import HEAD
+from stratalog.layout.message import HEAD, LOST_FLAG
 from stratalog.layout.sysflag import SysFlag
 from stratalog.tools.repair import repair
-from stratalog.tools.repair_fill import LOST_FLAG, LOST_PROPERTY
+from stratalog.tools.repair_fill import LOST_PROPERTY
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 

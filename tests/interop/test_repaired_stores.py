@@ -11,8 +11,8 @@ from interop.views import java_settings
 from store.damage import GIVEN, KINDS, LIGHT_NAMES, SETTINGS, Key, Oracle, Original, inflict
 from store.model import QUIET
 from stratalog.errors import CorruptData
+from stratalog.layout.message import LOST_FLAG
 from stratalog.tools.repair import repair
-from stratalog.tools.repair_fill import LOST_FLAG
 from stratalog.tools.repair_plan import plan_repair
 
 SEED = 20261122

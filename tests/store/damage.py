@@ -18,13 +18,12 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import inner_count
 from stratalog.layout.light import MULTI_DISPATCH, light_places
-from stratalog.layout.message import BLANK, HEADS, MAGIC_BLANK, Record, decode_record
+from stratalog.layout.message import BLANK, HEADS, LOST_FLAG, MAGIC_BLANK, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, SCHEDULE_TOPIC
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.layout.recordcrc import has_record_crc, record_crc_holds
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
-from stratalog.tools.repair_fill import LOST_FLAG
 from stratalog.tools.repair_plan import RepairPlan
 
 LOG_FILE_SIZE = 8 * 1024

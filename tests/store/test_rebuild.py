@@ -9,10 +9,10 @@ import pytest
 import stratalog
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import NotAStore, StoreLocked
+from stratalog.layout.names import STAGING
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.tools import rebuild as module
-from stratalog.tools.own_files import STAGING
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.verify import verify
 

@@ -19,7 +19,7 @@ from golden.cases import golden_case
 from store.model import scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.message import HEAD, decode_record
+from stratalog.layout.message import HEAD, LOST_FLAG, decode_record
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
@@ -27,7 +27,7 @@ from stratalog.store.recovery import Damage
 from stratalog.tools.own_files import QUARANTINE
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import UNFINISHED_COPY, repair
-from stratalog.tools.repair_fill import LOST_FLAG, LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
+from stratalog.tools.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_plan import RepairPlan, plan_repair, split
 from stratalog.tools.verify import verify
 

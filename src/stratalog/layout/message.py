@@ -16,6 +16,8 @@ MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
 
+LOST_FLAG = 0x4C4F5354
+"""`flag` in the head of every record by which a repair stands for lost bytes: "LOST" in ASCII."""
 BODY_SIZE_MAX = 4 * 1024 * 1024
 """`maxMessageSize`: largest body by default."""
 PROPERTIES_SIZE_MAX = 32767

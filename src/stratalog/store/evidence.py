@@ -18,7 +18,7 @@ from stratalog.errors import CorruptData
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import is_light, light_offset
-from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2, Record, decode_record
+from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import FILLER_SIZE, is_extension_address, is_filler
@@ -52,7 +52,7 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
         own = dispatcher.queues.get((_topic_of(record), record.queue_id))
         asked = ([own] if own else []) + list(dispatcher.queues.values())[:_QUEUES_ASKED]
         answers = [_finds_its_messages(log, queue, begin) for queue in asked]
-        if False in answers and True not in answers:
+        if False in answers and True not in answers and not _was_repaired(log, begin):
             raise CorruptData(
                 f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
                 f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
@@ -61,6 +61,20 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
                 path=str(file.path),
                 position=0,
             )
+
+
+def _was_repaired(log: CommitLog, begin: int) -> bool:
+    """Whether a repair put records into the log file that begins there. It builds the queues again last; one that was
+    stopped before leaves units that lead to what stood there before."""
+    file, (position, end) = log.file_at(begin)[0], (0, log.file_size)
+    while end - position >= HEAD.size:
+        head = HEAD.unpack(file.view.data, position)
+        if head.magic not in (MAGIC_V1, MAGIC_V2) or head.total_size < HEAD.size:
+            return False
+        if head.flag == LOST_FLAG:
+            return True
+        position += head.total_size
+    return False
 
 
 def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:

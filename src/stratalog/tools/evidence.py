@@ -21,7 +21,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
-from stratalog.layout.message import HEAD, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
+from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
@@ -166,7 +166,9 @@ class Evidence:
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find their message there."""
         self.queued_in: Counter[int] = Counter()
-        """Records of each file that are in a queue."""
+        """Records of each file that are in a queue, but for those that an earlier repair made."""
+        self._repaired: list[tuple[int, int]] = []
+        """Log offsets [begin, end) of the records that an earlier repair made."""
         self._names: dict[bytes, str] = {}
         self._offsets = np.empty(0, np.int64)
 
@@ -190,6 +192,10 @@ class Evidence:
             heads = view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
             tails = np.maximum(positions + sizes - CRC_PROPERTY_SIZE, 0)[:, None] + np.arange(len(CRC_LEAD))
             certain = (view[tails] == np.frombuffer(CRC_LEAD, np.uint8)).all(axis=1)
+            is_ours = heads["flag"] == LOST_FLAG
+            certain |= is_ours
+            begins = survey.base_offset + positions[is_ours]
+            self._repaired += zip(begins.tolist(), (begins + sizes[is_ours]).tolist(), strict=True)
             columns = (heads[name].tolist() for name in ("queue_id", "queue_offset", "sys_flag", "magic", "body_size"))
             for position, size, is_certain, *head in zip(
                 positions.tolist(), sizes.tolist(), certain.tolist(), *columns, strict=True
@@ -241,7 +247,7 @@ class Evidence:
         for queue in self.queues.values():
             queue.finish()
             if not is_light(queue.key[0]):
-                _count_files(self.queued_in, queue.offsets, self._file_size)
+                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self._file_size)
         hidden = np.array([*self.hidden], np.int64)
         self._offsets = np.unique(np.concatenate([hidden, *(queue.offsets for queue in self.queues.values())]))
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
@@ -263,7 +269,7 @@ class Evidence:
         queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
-        mine = ~is_lost & ~is_gone
+        mine = ~is_lost & ~is_gone & ~self._is_repaired(offsets)
         numbers, offsets, sizes, counts, files = (
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
@@ -286,6 +292,14 @@ class Evidence:
             *(column[believed].tolist() for column in (numbers, offsets, sizes, counts)), strict=True
         ):
             claims[offset].append(Claim(*queue.key, number, size, count))
+
+    def _is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether units lead to what a repair made. Where it did not come to build the queues again they still lead to
+        what stood there before: such records alone say where they belong."""
+        begins, ends = np.array(self._repaired, np.int64).reshape(-1, 2).T
+        at = np.searchsorted(begins, offsets, "right") - 1
+        found: NDArray[np.bool_] = (at >= 0) & (offsets < ends[at]) if len(begins) else np.zeros(len(offsets), np.bool_)
+        return found
 
     def places_at(self, offset: int) -> tuple[Place, ...]:
         """Where units say that the record at a log offset stands in light queues."""

@@ -5,12 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError
-from stratalog.layout.names import ABORT, CHECKPOINT, COMMIT_LOG, CONFIG, INDEX, LOCK, SIZES, SNAPSHOT
-from stratalog.store.disk import UNFINISHED
+from stratalog.layout.names import (
+    ABORT,
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONFIG,
+    INDEX,
+    LOCK,
+    SIZES,
+    SNAPSHOT,
+    STAGING,
+)
 from stratalog.tools.verify_files import QUEUE_TREES
 
-STAGING = f"stratalog-rebuild{UNFINISHED}"
-"""Directory in the store, where the new files are built; RocketMQ passes it over."""
 QUARANTINE = "stratalog-quarantine"
 """Directory in the store for what was taken out of RocketMQ's."""
 OWN_NAMES = (COMMIT_LOG, *QUEUE_TREES, INDEX, CONFIG, CHECKPOINT, ABORT, LOCK, SNAPSHOT, SIZES, QUARANTINE, STAGING)
@@ -18,9 +25,13 @@ OWN_NAMES = (COMMIT_LOG, *QUEUE_TREES, INDEX, CONFIG, CHECKPOINT, ABORT, LOCK, S
 
 
 def refuse_links(root: Path, *, but: tuple[str, ...] = ()) -> None:
-    """Raise `ConfigurationError` for a symbolic link among a store's own files: a repair would write elsewhere."""
+    """Raise `ConfigurationError` for a symbolic link among a store's own files: a repair would write elsewhere. Those
+    below `STAGING` are of a rebuild that did not end: they are removed, never followed."""
     for name in OWN_NAMES:
-        link = None if name in but else next(_links(root / name), None)
+        if name in but:
+            continue
+        links = _links(root / name) if name != STAGING else iter([root / name] if (root / name).is_symlink() else [])
+        link = next(links, None)
         if link is not None:
             raise ConfigurationError(
                 f"{link} is a symbolic link, and a repair does not write through links: put the file or directory "

@@ -37,7 +37,7 @@ from stratalog.store.sizes import sized
 from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
-from stratalog.tools.own_files import QUARANTINE, STAGING, refuse_links
+from stratalog.tools.own_files import QUARANTINE, refuse_links
 from stratalog.tools.unqueued import unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
@@ -46,6 +46,7 @@ from stratalog.tools.verify_files import (
     queue_directories,
     queue_file_size,
     record_at,
+    was_closed,
 )
 
 Part = Literal["queues", "index", "checkpoint"]
@@ -135,11 +136,11 @@ def rebuild_locked(
 ) -> Rebuilt:  # fmt: skip
     """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`."""
     refuse_links(root, but=(names.COMMIT_LOG,))
-    disk, staging = Disk(), root / STAGING
+    disk, staging = Disk(), root / names.STAGING
     settings = rebuild_settings(settings, root)
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
-    shutil.rmtree(staging, ignore_errors=True)
+    clear_staging(root)
     try:
         _prepare(root, staging)
         rebuilt = _build(staging, settings, clock_ns, progress)
@@ -162,6 +163,17 @@ def rebuild_locked(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt
+
+
+def clear_staging(root: Path) -> None:
+    """Remove what a rebuild left that did not end. An old directory that it was about to exchange goes back first."""
+    staging = root / names.STAGING
+    for name in (*QUEUE_TREES, names.INDEX):
+        aside = _aside(staging / name)
+        if aside.exists() and not (root / name).exists():
+            aside.rename(root / name)
+    if staging.exists():
+        shutil.rmtree(staging)
 
 
 def _told_unqueued(records: list[Record]) -> str:
@@ -346,12 +358,14 @@ def queue_span(directory: Path, disk: Disk) -> tuple[int, int]:
 def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> None:
     """Exchange old and new. While this goes on the store counts as not closed properly: whoever opens it after a kill
     looks at everything."""
-    was_clean = not (root / names.ABORT).exists()
+    is_marked, was_clean = (root / names.ABORT).exists(), was_closed(root, disk)
     if was_clean:
         disk.replace(root / names.ABORT, UNDER_REPAIR)
     trees = (QUEUE_TREES if "queues" in parts else ()) + ((names.INDEX,) if "index" in parts else ())
     for name in (*trees, *((names.CHECKPOINT,) if "checkpoint" in parts else ())):
         old, new = root / name, staging / name
+        if old.is_dir():
+            _keep_foreign(root, old, disk)
         if old.exists() and new.exists():
             exchange(old, new)
         elif new.exists():
@@ -359,9 +373,7 @@ def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> Non
         elif old.exists():
             old.rename(new)
         disk.sync_directory(root)
-        if new.is_dir():
-            _keep_foreign(root, new, disk)
-    if was_clean:
+    if was_clean and (not is_marked or set(parts) == set(PARTS)):
         disk.remove(root / names.ABORT)
 
 
@@ -383,7 +395,11 @@ def exchange(one: Path, other: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise OSError(code, os.strerror(code), str(one))
-    aside = other.with_name(other.name + UNFINISHED)
-    one.rename(aside)
+    one.rename(_aside(other))
     other.rename(one)
-    aside.rename(other)
+    _aside(other).rename(other)
+
+
+def _aside(path: Path) -> Path:
+    """Where the old directory is for a moment, on a file system that cannot exchange two in one step."""
+    return path.with_name(path.name + UNFINISHED)

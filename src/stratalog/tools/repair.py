@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT, STAGING
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.tools.copying import copy_file, copy_tree, unshare
-from stratalog.tools.own_files import QUARANTINE, STAGING, refuse_links
-from stratalog.tools.rebuild import rebuild_locked
+from stratalog.tools.own_files import QUARANTINE, refuse_links
+from stratalog.tools.rebuild import clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, lost_json, told
 from stratalog.tools.repair_plan import RepairPlan, log_stamps
 from stratalog.tools.verify import verify
@@ -121,12 +121,21 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
         elif action.kind == "config":
             _restore_config(root, path, disk)
         elif action.kind == "remove":
-            shutil.rmtree(path) if path.is_dir() else disk.remove(path)
+            _remove(root, path, disk)
         else:
             unqueued = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True).unqueued
     if plan.report.clean or any(action.kind == "rebuild" for action in plan.actions):
         disk.remove(root / ABORT)
     return unqueued
+
+
+def _remove(root: Path, path: Path, disk: Disk) -> None:
+    if path == root / STAGING:
+        clear_staging(root)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        disk.remove(path)
 
 
 def _give_size(path: Path, action: Action, disk: Disk) -> None:

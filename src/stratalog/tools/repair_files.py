@@ -16,7 +16,7 @@ from stratalog.layout.names import (
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.tools.repair_actions import Action
 from stratalog.tools.survey import CUT, MISSING
-from stratalog.tools.verify_files import BACKUP, config_fault, config_files
+from stratalog.tools.verify_files import BACKUP, config_fault, config_files, left_over
 
 
 def plan_files(
@@ -88,4 +88,4 @@ def _leftovers(root: Path, disk: PrivateDisk) -> Iterator[Action]:
     names = [*disk.files(root), *disk.directories(root)]
     for name in sorted(name for name in names if name.endswith(UNFINISHED) and name != ABORT + UNFINISHED):
         if not (root / name).is_symlink():
-            yield Action("remove", name, reason="left over from a process that was killed")
+            yield Action("remove", name, reason=left_over(name))

@@ -28,6 +28,7 @@ from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, Place, jo
 from stratalog.layout.message import (
     BLANK,
     FIXED_SIZE_V1,
+    LOST_FLAG,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -40,8 +41,6 @@ from stratalog.layout.queue import BATCH_SIZE_MAX
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc
 from stratalog.layout.sysflag import Compression, SysFlag, Transaction
 
-LOST_FLAG = 0x4C4F5354
-"""`flag` in the head of every record that stands for lost bytes: "LOST" in ASCII."""
 LOST_PROPERTY = "STRATALOG_LOST"
 FILLER_TOPIC = b"rmq_sys_stratalog_lost"
 PIECE_SIZE_MAX = 1 << 20

@@ -101,9 +101,14 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
-    for name in [name for name in disk.files(root) if name.endswith(UNFINISHED)]:
-        report.notes.append(f"{root / name}: left over from a process that was killed; `stratalog repair` removes it")
+    for name in [name for name in (*disk.files(root), *disk.directories(root)) if name.endswith(UNFINISHED)]:
+        report.notes.append(f"{root / name}: {left_over(name)}; `stratalog repair {root}` removes it")
     check_config(root, disk, report)
+
+
+def left_over(name: str) -> str:
+    """What a file or directory with an unfinished name in a store is."""
+    return f"left over from a {'rebuild' if name == names.STAGING else 'process'} that did not end"
 
 
 def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk, report: VerifyReport) -> None:
