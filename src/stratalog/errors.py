@@ -18,6 +18,13 @@ A new class appears only where a caller would act differently. Messages name the
 found and the next step.
 """
 
+import shlex
+
+
+def command(*words: object) -> str:
+    """A command line of ours as messages print it: it works as it is printed."""
+    return f"`stratalog {shlex.join(map(str, words))}`"
+
 
 class StratalogError(Exception):
     """Root of the library's errors."""

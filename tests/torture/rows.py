@@ -1,5 +1,6 @@
 """The rows of the table, in order."""
 
+from torture.again import again
 from torture.calls import ended, errors, traced
 from torture.exchanged import exchanged
 from torture.flips import with_record_crc, without_record_crc
@@ -35,6 +36,7 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "steps": ("what opening refuses is mended by the command that verify names", steps),
     "gaps": ("queues that lack units, × checkpoints", gaps),
     "repair": ("damaged and repaired", repairs),
+    "again": ("a repair or rebuild stopped, or failed by the system, and run again", again),
     "fuzz": ("decoders fuzzed", decoders),
     "fuzz-stores": ("whole stores fuzzed", stores),
     "extremes": ("an integer of a record set to an extreme value", extremes),

@@ -9,7 +9,7 @@ import typer
 
 from stratalog.cli.output import counted, tell
 from stratalog.cli.progress import Progress
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, command
 
 if TYPE_CHECKING:
     from stratalog.config.settings import StoreSettings
@@ -49,7 +49,7 @@ def open_local(
     if damages and mode == "r":
         tell(
             f"note: {counted(len(damages), 'damaged range')} of the log, the first at log offset {damages[0].begin:,}, "
-            f"cannot be read: stratalog verify {path}"
+            f"cannot be read: {command('verify', path)}"
         )
     return store
 

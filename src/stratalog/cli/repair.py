@@ -9,6 +9,7 @@ import typer
 from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
+from stratalog.errors import command
 
 if TYPE_CHECKING:
     from stratalog.tools.rebuild import Rebuilt
@@ -68,7 +69,9 @@ def repair(
         show_json(_plan_json(plan) | {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count})
     else:
         state = (
-            "whole" if report.ok else f"{counted(report.problem_count, 'problem')} left; stratalog verify lists them"
+            "whole"
+            if report.ok
+            else f"{counted(report.problem_count, 'problem')} left; {command('verify', to or store)} lists them"
         )
         print(f"\n{to or store}: {state}; {report.record_count:,} records ({seconds_text(seconds)})")
     if not report.ok or plan.unmended:
@@ -116,7 +119,8 @@ def rebuild(
     else:
         _show_rebuilt(rebuilt, seconds)
     if rebuilt.damages:
-        complain(f"{counted(len(rebuilt.damages), 'damaged range')} of the log stepped over: stratalog repair {store}")
+        what = counted(len(rebuilt.damages), "damaged range")
+        complain(f"{what} of the log stepped over: {command('repair', store)}")
         raise typer.Exit(_STILL_DAMAGED)
 
 

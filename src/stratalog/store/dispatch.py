@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.kernels.dispatch import UnitStatus, build_units, insert_queue, scatter
 from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
@@ -202,7 +202,8 @@ class Dispatcher:
             self.progress.offset = base + position
         else:
             raise CorruptData(
-                f"no message record ({ScanStatus(status).name}) where one should be; run `stratalog verify`",
+                f"no message record ({ScanStatus(status).name}) where one should be; run "
+                f"{command('verify', file.path.parents[1])}",
                 path=str(file.path),
                 position=position,
             )

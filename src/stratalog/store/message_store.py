@@ -47,7 +47,7 @@ from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
-from stratalog.store.os_errors import FULL, SHORTAGES, refusal
+from stratalog.store.os_errors import FULL, SHORTAGES, refusal, refusing
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.record_put import Receipt, check_queue_id
@@ -573,12 +573,14 @@ class MessageStore:
         queues. Needed before the first put only for type BatchCQ.
 
         Raises `IllegalMessage` for its name, `ConfigurationError` when the topic has another type, `CorruptData` while
-        the file cannot be read, `StoreReadOnly`, `StoreClosed`, `DiskFull`.
+        the file cannot be read, `StoreReadOnly`, `StoreClosed`, and `DiskFull` or `StoreUnavailable`: the file is as it
+        was then, or has the topic already.
         """
         self._check_open()
         if self._disk.read_only:
             raise StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to create topics")
-        with self._queues_lock:
+        effect = "The file is whole; create the topic again then"
+        with refusing(f"topic {name!r} of {self.root} cannot be created", effect), self._queues_lock:
             name = exact_text("topic", name)
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
@@ -588,7 +590,8 @@ class MessageStore:
 
     def consumer_offsets(self) -> dict[tuple[str, str, int], int]:
         """Next queue offset to consume by (group, topic, queue id), as a broker wrote it last. Raises `CorruptData`."""
-        return read_consumer_offsets(self.root / names.CONFIG, self._disk)
+        with refusing(f"consumer offsets of {self.root} cannot be read"):
+            return read_consumer_offsets(self.root / names.CONFIG, self._disk)
 
     def query(
         self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX, limit: int | None = HITS_MAX

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore, StratalogError
+from stratalog.errors import ConfigurationError, NotAStore, StratalogError, command
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
@@ -114,7 +114,19 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
     return refusal(f"{root} cannot be opened", error)
 
 
+def check_finished(root: Path) -> None:
+    """Raise `NotAStore` for a copy of a store that `repair --to` did not come to the end of."""
+    try:
+        noted = (root / names.UNFINISHED_COPY).read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    source = noted if noted and noted.isprintable() else "SOURCE"
+    again = command("repair", source, "--to", root.absolute(), "--yes")
+    raise NotAStore(f"{root} is an unfinished copy: remove it and run {again} again")
+
+
 def _check_directory(root: Path, disk: Disk) -> None:
+    check_finished(root)
     if root.exists() and not root.is_dir():
         raise NotAStore(f"{root} is a file: give the directory that holds (or shall hold) commitlog/")
     if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():

@@ -1,9 +1,11 @@
 """What the operating system refuses, as an error of ours: which class, and what to do."""
 
+import contextlib
 import errno
 import resource
+from collections.abc import Iterator
 
-from stratalog.errors import DiskFull, NotAStore, StoreUnavailable, StratalogError
+from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
@@ -31,7 +33,7 @@ def next_step(error: OSError | MemoryError) -> str:
         errno.ENOMEM: "free memory, or raise the limits (ulimit -v, vm.max_map_count)",
         errno.EACCES: "give this user access, or run as the user who owns the files",
         errno.EPERM: "give this user access, or run as the user who owns the files",
-        errno.EROFS: "mount the file system for writing, or open with mode='r'",
+        errno.EROFS: "mount the file system for writing",
         errno.EIO: "look into the kernel's log (dmesg), and repair or replace the disk",
     }.get(number or 0, "remove the cause")
 
@@ -45,10 +47,41 @@ def reason(error: OSError | MemoryError) -> str:
 
 
 def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was changed") -> StratalogError:
-    """The error for something that could not be done and changed nothing."""
+    """The error for a store that could not be opened or read, and nothing was changed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if number in FULL:
         return DiskFull(f"{what}: no room; free space there, or open with mode='r'")
     if number in _WRONG_PATH:
         return NotAStore(f"{what}: {reason(error)}; {next_step(error)}")
-    return StoreUnavailable(f"{what}: {reason(error)}; {next_step(error)}. {effect}")
+    step = next_step(error) + (", or open with mode='r'" if number == errno.EROFS else "")
+    return StoreUnavailable(f"{what}: {reason(error)}; {step}. {effect}")
+
+
+def _cause_of(error: BaseException) -> OSError | MemoryError | None:
+    """What the system said, of an error that was raised for it."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, OSError | MemoryError):
+            return cause
+        seen.add(id(cause))
+        has_own = cause.__cause__ is not None and id(cause.__cause__) not in seen
+        cause = cause.__cause__ if has_own else cause.__context__
+    return None
+
+
+@contextlib.contextmanager
+def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
+    """Turn what the system refuses into an error of ours that says `what` was not done, why, and what is so now.
+
+    That a store says so which a tool has open in a directory of its own is as if the system had said it."""
+    try:
+        yield
+    except (OSError, MemoryError, DiskFull, StoreFailed, StoreUnavailable) as error:
+        cause = _cause_of(error)
+        if cause is None:
+            raise
+        number = cause.errno if isinstance(cause, OSError) else errno.ENOMEM
+        if number in FULL:
+            raise DiskFull(f"{what}: {reason(cause)}; free space there. {effect}") from error
+        raise StoreUnavailable(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error

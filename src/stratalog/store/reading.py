@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.kernels import messages as native
 from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
@@ -194,8 +194,8 @@ def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int, next_of
     if next_offset > queue_offset + 1:
         what += f" to {next_offset - 1}"
     advice = (
-        f"read on from offset {next_offset}; `stratalog verify` tells what else is damaged, and whether the queue "
-        "should be rebuilt from the log"
+        f"read on from offset {next_offset}; {command('verify', queue.store.root)} tells what else is damaged, and "
+        "whether the queue should be rebuilt from the log"
     )
     try:
         file, position = log.file_at(commit_log_offset)

@@ -60,6 +60,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
@@ -109,7 +110,7 @@ class Recovery:
                 f"{root}: damaged ranges in the log: {len(self.quarantined):,}, the first at log offset "
                 f"{self.quarantined[0].begin:,}. Messages after them are kept and served here, also those that are put "
                 "now. RocketMQ may end the log at the first one when it starts, and drop all messages after it. To "
-                f"keep them for RocketMQ, close the store and run `stratalog repair {root}`"
+                f"keep them for RocketMQ, close the store and run {command('repair', root)}"
             )
 
 

@@ -54,8 +54,9 @@ def copy_tree(source: Path, target: Path, *, without: frozenset[str] = frozenset
 
 
 def _mode(status: os.stat_result) -> int:
-    """The mode of a copy: the original's, but others may not write to it."""
-    return stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH)
+    """The mode of a copy: the original's, but others may not write to it, and its owner may: it is repaired next."""
+    own = stat.S_IRWXU if stat.S_ISDIR(status.st_mode) else stat.S_IRUSR | stat.S_IWUSR
+    return stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH) | own
 
 
 def unshare(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, NotAStore
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore, command
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.light import is_light
@@ -30,7 +30,8 @@ from stratalog.layout.record import Layout
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.extension import count_bitmaps
-from stratalog.store.opening import open_store
+from stratalog.store.opening import check_finished, open_store
+from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
@@ -101,6 +102,7 @@ class _BesideDisk(Disk):
 
 def check_store(root: Path) -> None:
     """Raise `NotAStore` where there is no log."""
+    check_finished(root)
     if not (root / names.COMMIT_LOG).is_dir():
         raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
 
@@ -120,14 +122,15 @@ def rebuild(
     A queue whose messages have all gone by retention keeps its old files: they alone know its next offset. Raises
     `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first (and where the
     new queues would lead to fewer messages than the old ones), `DiskFull`
-    (the old files are still there then), `NotAStore`.
+    or `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
-    check_store(root)
-    release = Disk().lock(root / names.LOCK)
-    try:
-        return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
-    finally:
-        release()
+    with refusing(f"{root} cannot be rebuilt", "Then run the same command again"):
+        check_store(root)
+        release = Disk().lock(root / names.LOCK)
+        try:
+            return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
+        finally:
+            release()
 
 
 def rebuild_locked(
@@ -151,7 +154,7 @@ def rebuild_locked(
         )
         if missing and not may_serve_less:
             raise CorruptData(
-                f"{_told_unqueued(missing)}. Nothing was changed; `stratalog repair` restores such records",
+                f"{_told_unqueued(missing)}. Nothing was changed; {command('repair', root)} restores such records",
                 path=str(root / names.COMMIT_LOG),
             )
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT, STAGING
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
+from stratalog.store.os_errors import refusing
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import QUARANTINE, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
@@ -25,10 +26,8 @@ from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR
 from stratalog.tools.verify_report import Problem, VerifyReport
 
-UNFINISHED_COPY = "stratalog-copy-unfinished"
-"""Stands in a copy until it is repaired. Nothing is removed from a directory in which it is found."""
 _CHUNK_SIZE = 1 << 20
-_UNQUEUED_STEP = "read them by their log offsets (`stratalog dump` lists them); no queue offset is known for them"
+_UNQUEUED_STEP = "read them by their log offsets (`stratalog dump STORE` lists them); no queue offset is known for them"
 
 Step = Callable[[str], None]
 """Told what is being done, before each step."""
@@ -44,8 +43,14 @@ def repair(
     """Do what the plan says, to a copy in the directory `to` or, without one, in place; returns how the store is then.
 
     Raises `StoreLocked` while a broker has the store open, `ConfigurationError` when the store is not as it was when it
-    was planned, or when `to` holds something else, `DiskFull`.
+    was planned, or when `to` holds something else, `DiskFull` and `StoreUnavailable` (call it again then).
     """
+    inside = "Then run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
+    with refusing(f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}", inside):
+        return _repair(plan, to, clock_ns, step)
+
+
+def _repair(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> VerifyReport:
     refuse_if_locked(plan.root)
     if log_stamps(plan.root) != plan.stamps:
         raise ConfigurationError(f"{plan.root} has changed since the plan was made: plan again")
@@ -57,7 +62,8 @@ def repair(
             unqueued = _act(root, plan, clock_ns, step)
     finally:
         release()
-    (root / UNFINISHED_COPY).unlink(missing_ok=True)
+    if to is not None:
+        Disk().remove(root / UNFINISHED_COPY)
     step("verify")
     report = verify(root, settings=plan.settings)
     if unqueued:
@@ -84,7 +90,8 @@ def _copied(source: Path, target: Path, step: Step) -> Path:
         raise ConfigurationError(f"{target} {what}, or name a new directory for the repaired copy")
     step(f"copy to {target}")
     Disk().create_directory(target)
-    (target / UNFINISHED_COPY).touch(FILE_MODE, exist_ok=False)
+    (target / UNFINISHED_COPY).write_text(str(source.absolute()), errors="replace")
+    Disk().sync_directory(target)
     copy_tree(source, target, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
     return target
 

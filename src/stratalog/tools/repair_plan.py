@@ -27,13 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, Record, decode_record
 from stratalog.layout.names import COMMIT_LOG, offset_name, offset_of
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.opening import check_finished
+from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import sized
 from stratalog.tools.evidence import Evidence
@@ -89,11 +91,21 @@ class RepairPlan:
 def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
     """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
 
-    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and
-    `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells.
+    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired;
+    `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
+    `StoreUnavailable` where a file cannot be read.
     """
+    with refusing(f"{root} cannot be looked at"):
+        return _plan(root, settings, progress)
+
+
+def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
+    check_finished(root)
     refuse_links(root)
     report = verify(root, settings=settings, progress=progress)
+    if report.unreadable:
+        first = next(problem for problem in report.problems if problem.path in report.unreadable)
+        raise StoreUnavailable(f"{first.path} {first.found}; {first.next_step}. Nothing was changed")
     disk = PrivateDisk()
     is_given = settings is not None and settings.mapped_file_size_commit_log is not None
     settings = sized(settings or StoreSettings(), root, disk)

@@ -24,6 +24,7 @@ from stratalog.layout.names import (
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.recovery import Damage
+from stratalog.tools.verify_report import Unreadable
 
 CHUNK_RECORDS = 1 << 16
 _ZERO_BLOCK_SIZE = 1 << 20
@@ -32,7 +33,8 @@ MISSING = "MISSING"
 """Reason of a damage: the file is not there."""
 CUT = "CUT"
 """Reason of a damage: the file is shorter than the log's files are."""
-
+UNREADABLE = "UNREADABLE"
+"""Reason of a damage: the system does not let the file be read."""
 WILD = "BAD_QUEUE_OFFSET"
 """Reason of a damage: a record with a queue offset that cannot be."""
 _QUEUE_OFFSET = HEAD.position("queue_offset")
@@ -132,7 +134,11 @@ def survey_file(
     found = FileSurvey(path, base_offset, file_size)
     if not path.is_file() or not path.stat().st_size:
         return found
-    file = found.file = disk.map(path)
+    try:
+        file = found.file = disk.map(path)
+    except Unreadable:
+        found.reason = UNREADABLE
+        return found
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
     pieces: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
     position = done = 0

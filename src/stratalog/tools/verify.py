@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore
 from stratalog.layout.names import COMMIT_LOG, LOCK
-from stratalog.store.disk import PrivateDisk, lock_owner
+from stratalog.store.disk import lock_owner
+from stratalog.store.opening import check_finished
+from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import sized
-from stratalog.tools.survey import CUT, MISSING, WILD, DamageJoin, FileSurvey, survey_log
+from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.verify_files import check_checkpoint, check_files, check_snapshot, log_files_size, was_closed
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
-from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, VerifyReport
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -44,6 +46,7 @@ MEANING = {
     WILD: "a record with a queue offset that the log is too short for",
     MISSING: "no file",
     CUT: "the file's end, though its records go on",
+    UNREADABLE: "a file that cannot be read",
 }
 
 """What stands at a damage's beginning, by its reason."""
@@ -61,28 +64,38 @@ def verify(
 ) -> VerifyReport:
     """Check everything in a store: in a directory, or one that was opened with mode="r". A broker may be running.
 
-    Damage is data in the report, never an exception. Files are looked at in `threads` at once (as many as there are
-    processors), queues and index beside each other. Raises `NotAStore`, and `ConfigurationError` for a store that is
-    open for writing, whose files are not what they will be when it is closed.
+    Damage is data in the report, never an exception, and so is a file that cannot be read. Files are looked at in
+    `threads` at once (as many as there are processors), queues and index beside each other. Raises `NotAStore`, and
+    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed.
     """
     if isinstance(store, Path):
         root, settings = store, settings or StoreSettings()
+        check_finished(root)
         if not (root / COMMIT_LOG).is_dir():
             raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
     else:
         root, settings = store.root, settings or store.settings
         if store.log.failure is None:
             raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
-    disk = PrivateDisk()
-    settings = sized(settings, root, disk)
-    report = VerifyReport(str(root), was_closed(root, disk), lock_owner(root / LOCK) is not None)
+    with refusing(f"{root} cannot be checked"):
+        return _verify(root, settings, threads, progress)
+
+
+def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None) -> VerifyReport:
+    report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
+    disk = ReportingDisk(report)
+    report.clean, settings = was_closed(root, disk), sized(settings, root, disk)
     check_files(root, settings, disk, report)
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
     index = IndexCheck(root, settings, disk, report) if settings.message_index_enable else None
     checks: list[QueueCheck | IndexCheck] = [queues, index] if index else [queues]
     surveys = survey_log(
-        root / COMMIT_LOG, PrivateDisk(), file_size=settings.commit_log_file_size, threads=threads, advance=count.add
+        root / COMMIT_LOG,
+        ReportingDisk(report),
+        file_size=settings.commit_log_file_size,
+        threads=threads,
+        advance=count.add,
     )
     with closing(queues):
         with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
@@ -136,7 +149,9 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chu
             last.close()
         last = survey
     if last:
-        if join.open_begin is not None:
+        if last.reason == UNREADABLE:
+            report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, UNREADABLE))
+        elif join.open_begin is not None:
             _end_of_log(report, last, join.open_begin, join.written_end)
         last.close()
 
@@ -149,8 +164,8 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
         Problem(
             "log", str(path), position, "a whole record", f"{MEANING[damage.reason]}; "
             f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
-            "read", "restore the file from a copy, or let `stratalog repair` set the range aside; as it is, stratalog "
-            "skips the range and serves what is behind it, RocketMQ drops everything behind it",
+            "read", "restore the file from a copy, or let `stratalog repair STORE` set the range aside; as it is, "
+            "stratalog skips the range and serves what is behind it, RocketMQ drops everything behind it",
         )
     )  # fmt: skip
 
@@ -165,7 +180,7 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int, written_end:
             Problem(
                 "log", str(path), position, "the end of the log (zeros), because the store was closed properly",
                 f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy, or let `stratalog "
-                "repair` set the bytes aside, before the store is opened for writing, which cuts them off",
+                "repair STORE` set the bytes aside, before the store is opened for writing, which cuts them off",
             )
         )  # fmt: skip
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
@@ -15,7 +15,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.snapshot import has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
-from stratalog.tools.verify_report import REBUILD, Part, Problem, VerifyReport
+from stratalog.tools.verify_report import REBUILD, Part, Problem, Unreadable, VerifyReport
 
 BACKUP = ".bak"
 JSON_SUFFIX = ".json"
@@ -30,7 +30,9 @@ _RESTORE_LOG = (
 )
 _SINGLE_FILES = (names.LOCK, names.ABORT, names.CHECKPOINT, names.SNAPSHOT, names.SIZES)
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
-_CONFIG_STEP = "stratalog repair takes the backup; without one, restore the file or let the broker write it anew"
+_CONFIG_STEP = (
+    "`stratalog repair STORE` takes the backup; without one, restore the file or let the broker write it anew"
+)
 
 
 def was_closed(root: Path, disk: Disk) -> bool:
@@ -78,8 +80,8 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     """Look at every directory of data files, and at the configuration. The log's content is not looked at."""
     log = root / names.COMMIT_LOG
     restore = (
-        "restore the file, or let `stratalog repair` mend it: whole records are kept. If the store uses another size, "
-        "give mapped_file_size_commit_log"
+        "restore the file, or let `stratalog repair STORE` mend it: whole records are kept. If the store uses "
+        "another size, give mapped_file_size_commit_log"
     )
     is_log_lost = not any(offset_of(name) is not None and size for name, size in disk.files(log).items())
     if is_log_lost and any(
@@ -102,7 +104,9 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
     for name in [name for name in (*disk.files(root), *disk.directories(root)) if name.endswith(UNFINISHED)]:
-        report.notes.append(f"{root / name}: {left_over(name)}; `stratalog repair {root}` removes it")
+        report.notes.append(
+            f"{root / name}: {left_over(name)}; {command('repair', root, '--in-place', '--yes')} removes it"
+        )
     check_config(root, disk, report)
 
 
@@ -176,7 +180,7 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     if path.is_dir():  # `check_files` says so
         return
     stored = disk.read(path, size_max=FILE_SIZE + 1, cut=True)
-    rebuild = "run `stratalog rebuild --checkpoint` while the store is closed"
+    rebuild = "run `stratalog rebuild STORE --checkpoint --yes` while the store is closed"
     if stored is None:
         return
     if len(stored) != FILE_SIZE:
@@ -226,12 +230,15 @@ def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
     for name, size in disk.files(root / names.COMMIT_LOG).items():
         start = offset_of(name)
         if start is not None and start <= commit_log_offset < start + size:
-            file = disk.open(root / names.COMMIT_LOG / name)
+            try:
+                file = disk.open(root / names.COMMIT_LOG / name)
+            except Unreadable:
+                return None
             try:
                 head = file.read(commit_log_offset - start, HEAD.size)
                 total_size = HEAD.unpack(head).total_size
                 return decode_record(file.read(commit_log_offset - start, min(max(0, total_size), size)))
-            except CorruptData:
+            except (CorruptData, Unreadable):
                 return None
             finally:
                 file.close()

@@ -1,5 +1,6 @@
 """The part of `verify` that compares IndexFiles with the items that the log calls for."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from stratalog.kernels.index import (
 from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position, slots_position
 from stratalog.layout.names import INDEX, is_index_name
 from stratalog.store.disk import PrivateDisk
-from stratalog.tools.verify_report import REBUILD, Chunk, Problem, VerifyReport
+from stratalog.tools.verify_report import REBUILD, Chunk, Problem, Unreadable, VerifyReport
 
 Int64 = NDArray[np.int64]
 
@@ -152,7 +153,8 @@ class IndexCheck:
         for name, size in disk.files(root / INDEX).items():
             path = root / INDEX / name
             if is_index_name(name) and size == wanted:
-                self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
+                with suppress(Unreadable):
+                    self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
         self._directory = root / INDEX

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
 from stratalog.layout.light import allows_light, is_light
@@ -31,7 +31,7 @@ from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_files import is_of_other_type
-from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -51,10 +51,11 @@ class _QueueFiles:
         for name, size in disk.files(self.directory).items():
             start = offset_of(name)
             if start is not None and size == file_size:
-                self._files[start // UNIT.size] = disk.map(self.directory / name)
+                with contextlib.suppress(Unreadable):
+                    self._files[start // UNIT.size] = disk.map(self.directory / name)
         size = settings.consume_queue_ext_file_size
         self.extension = ExtensionFiles(root, topic, queue_id, extensions, disk, file_size=size)
-        with contextlib.suppress(CorruptData):  # of another size: `check_files` tells
+        with contextlib.suppress(CorruptData, OSError):  # of another size: `check_files` tells
             self.extension.load()
 
     def units(self, first: int, count: int) -> Units:
@@ -198,7 +199,7 @@ class QueueCheck:
             address = int(stored["tags_code"][number])
             if not is_extension_address(address):
                 continue
-            with contextlib.suppress(CorruptData):
+            with contextlib.suppress(CorruptData, StoreUnavailable):
                 found = extension.read(address)
                 position = int(stored["commit_log_offset"][number]) - chunk.base_offset
                 if found.store_timestamp == message_at(chunk.file.map, position).store_timestamp:

@@ -1,19 +1,26 @@
 """What `verify` says, and the piece of log that its parts hand on to each other."""
 
+import os
+import shlex
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.store.disk import MappedFile
+from stratalog.store.disk import SMALL_FILE_SIZE_MAX, MappedFile, OpenFile, PrivateDisk
+from stratalog.store.os_errors import next_step
 from stratalog.store.recovery import Damage
 
 CHUNK_RECORDS = 1 << 16
 LISTED_MAX = 1000
 """Problems that are kept with all they say; later ones are only counted."""
-REBUILD = "run `stratalog rebuild` while the store is closed: queues and index are built again from the log"
+REBUILD = "run `stratalog rebuild STORE --yes` while the store is closed: queues and index are built again from the log"
+"""What to do; STORE is the store's path in a report."""
 Part = Literal["files", "log", "queue", "index", "checkpoint", "config"]
 PARTS: tuple[str, ...] = get_args(Part)
 _adding = threading.Lock()
@@ -59,6 +66,8 @@ class VerifyReport:
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
     notes: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    """Files and directories that the system did not let be read."""
 
     @property
     def ok(self) -> bool:
@@ -66,9 +75,22 @@ class VerifyReport:
 
     def add(self, problem: Problem) -> None:
         with _adding:  # queues and index are checked beside each other
+            if problem.path in self.unreadable:  # what follows from that is no problem of its own
+                return
             self.problem_count += 1
+            step = problem.next_step.replace(" STORE", f" {shlex.quote(self.root)}")
+            problem = replace(problem, next_step=step)
             if len(self.problems) < LISTED_MAX:
                 self.problems.append(problem)
+
+    def add_unreadable(self, path: Path, error: OSError) -> None:
+        """The system does not let a file or directory be read. Once is enough."""
+        what = "a directory that can be listed" if os.path.isdir(path) else "a file that can be read"
+        step = next_step(error)
+        self.add(Problem("files", str(path), 0, what, f"cannot be read: {error.strerror or error}", step))
+        with _adding:
+            if str(path) not in self.unreadable:
+                self.unreadable.append(str(path))
 
     def add_lost(self, part: Part, path: str, position: int, what: str) -> None:
         """Something of an unclean store knows messages that the log does not have. Opening forgets them."""
@@ -94,3 +116,72 @@ class Chunk:
     @property
     def end_offset(self) -> int:
         return self.base_offset + int(self.positions[-1]) + int(self.sizes[-1])
+
+
+class Unreadable(OSError):
+    """A file that cannot be read, which the report has."""
+
+
+class ReportingDisk(PrivateDisk):
+    """The files as they are. One that the system does not let be read is a problem in the report: directories and small
+    files are passed over then, others raise `Unreadable`."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        super().__init__()
+        self._report = report
+
+    @contextmanager
+    def _reporting(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._report.add_unreadable(path, error)
+            raise Unreadable(error.errno, error.strerror, str(path)) from error
+
+    def files(self, directory: Path) -> dict[str, int]:
+        try:
+            with self._reporting(directory):
+                return super().files(directory)
+        except Unreadable:
+            return {}
+
+    def directories(self, directory: Path) -> list[str]:
+        try:
+            with self._reporting(directory):
+                return super().directories(directory)
+        except Unreadable:
+            return []
+
+    def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
+        try:
+            with self._reporting(path):
+                return super().read(path, size_max=size_max, cut=cut)
+        except Unreadable:
+            return None
+
+    def map(self, path: Path) -> MappedFile:
+        with self._reporting(path):
+            return super().map(path)
+
+    def open(self, path: Path) -> OpenFile:
+        with self._reporting(path):
+            return _ReportingFile(path, super().open(path), self._reporting)
+
+
+class _ReportingFile(OpenFile):
+    def __init__(self, path: Path, file: OpenFile, reporting: Callable[[Path], AbstractContextManager[None]]) -> None:
+        super().__init__(path, -1)
+        self._file, self._reporting = file, reporting
+
+    def read(self, position: int, size: int) -> bytes:
+        with self._reporting(self.path):
+            return self._file.read(position, size)
+
+    def data_end(self) -> int:
+        with self._reporting(self.path):
+            return self._file.data_end()
+
+    def close(self) -> None:
+        self._file.close()

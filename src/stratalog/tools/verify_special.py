@@ -18,7 +18,7 @@ from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fil
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import may_be_lost
-from stratalog.tools.verify_report import REBUILD, Problem, VerifyReport
+from stratalog.tools.verify_report import REBUILD, Problem, Unreadable, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 
@@ -161,7 +161,10 @@ class SpecialQueues:
             start = offset_of(name)
             if start is None or not size:
                 continue
-            file = self._disk.map(queue.directory / name)
+            try:
+                file = self._disk.map(queue.directory / name)
+            except Unreadable:
+                continue
             units = np.frombuffer(file.view, queue.layout.dtype, size // queue.layout.size).copy()
             file.close()
             pieces.append(units)
