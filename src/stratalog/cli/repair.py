@@ -176,8 +176,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     shown = {
         "store": f"{clean(str(plan.root))}, {'closed properly' if report.clean else 'not closed properly'}",
         "wrong": counted(report.problem_count, "problem") if report.problem_count else "nothing",
-        "kept": f"{plan.whole_count:,} records"
-        + (f", {plan.message_count:,} messages in queues" if plan.message_count is not None else ""),
+        "kept": f"{plan.whole_count:,} records, {plan.message_count:,} messages in queues",
     }
     if plan.mended_count:
         shown["restored"] = f"{counted(plan.mended_count, 'record')} of them, by units, neighbours or other fields"

@@ -347,6 +347,7 @@ class _Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             self._set(fcntl.F_WRLCK)
+            os.pwrite(self._fd, b"lock", 0)
         except BaseException as error:
             self._close()
             if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -358,7 +359,6 @@ class _Lock:
             raise StoreLocked(
                 f"{path} is locked: the store is open in another process; close it there, or open with mode='r'"
             ) from None
-        os.pwrite(self._fd, b"lock", 0)
         _held.add(self._place)
         watch(self, path.parent)
 

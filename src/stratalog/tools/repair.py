@@ -23,7 +23,7 @@ from stratalog.tools.rebuild import clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, lost_json, told
 from stratalog.tools.repair_plan import RepairPlan, log_stamps
 from stratalog.tools.verify import verify
-from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR
+from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR, UNDER_REPAIR_UNCLEAN
 from stratalog.tools.verify_report import Problem, VerifyReport
 
 _CHUNK_SIZE = 1 << 20
@@ -99,8 +99,9 @@ def _copied(source: Path, target: Path, step: Step) -> Path:
 def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
     """Do the steps; returns which messages are in no queue afterwards."""
     disk, unqueued = Disk(), ""
-    if not disk.exists(root / ABORT):
-        disk.replace(root / ABORT, UNDER_REPAIR)
+    rebuilds = any(action.kind == "rebuild" for action in plan.actions)
+    if plan.report.clean or rebuilds:
+        disk.replace(root / ABORT, UNDER_REPAIR if plan.report.clean else UNDER_REPAIR_UNCLEAN)
     disk.remove(root / SNAPSHOT)  # it is of the store as it was
     for action in plan.actions:
         step(told(action))
@@ -131,7 +132,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
             _remove(root, path, disk)
         else:
             unqueued = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True).unqueued
-    if plan.report.clean or any(action.kind == "rebuild" for action in plan.actions):
+    if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
     return unqueued
 

@@ -30,7 +30,8 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, Record, decode_record
-from stratalog.layout.names import COMMIT_LOG, offset_name, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_name, offset_of
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
@@ -38,7 +39,7 @@ from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import sized
-from stratalog.tools.evidence import Evidence
+from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import refuse_links
 from stratalog.tools.rebuild import rebuild_settings
@@ -48,6 +49,7 @@ from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CUT, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
+from stratalog.tools.verify_files import is_under_repair, queue_directories
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
@@ -65,8 +67,8 @@ class RepairPlan:
     actions: list[Action] = field(default_factory=list)
     whole_count: int = 0
     """Records that are kept, restored ones among them."""
-    message_count: int | None = None
-    """Messages in queues that are kept, those of a batch counted one by one; None when nothing had to be looked at."""
+    message_count: int = 0
+    """Messages in queues that are kept, those of a batch counted one by one."""
     mended_count: int = 0
     """Records that are restored."""
     lost: list[LostMessage] = field(default_factory=list)
@@ -115,19 +117,30 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_given)
     if report.damages or report.torn_size or not report.clean or not report.ok:
         _LogPlan(plan).make()
-    elif report.log_begin:
-        evidence = Evidence(root, settings, disk)
-        evidence.take_units(report.log_begin)
-        plan.gone_count = evidence.gone_count
+    else:
+        plan.message_count, plan.gone_count = _queued(root, report.log_begin, disk)
     of_log = [action for action in actions if action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG)]
     plan.actions = [
         *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
     ]  # fmt: skip
     changes_log = any(action.kind in CHANGES_LOG for action in plan.actions)
-    if changes_log or any(problem.part in _DERIVED for problem in report.problems):
+    is_stale = any(problem.part in _DERIVED for problem in report.problems)
+    if changes_log or is_stale or is_under_repair(root, disk):
         plan.actions.append(Action("rebuild", "."))
         rebuild_settings(settings, root)  # raises: nothing was changed yet
     return plan
+
+
+def _queued(root: Path, log_begin: int, disk: PrivateDisk) -> tuple[int, int]:
+    """Messages that the queues of a whole store lead to, and those that were before its log."""
+    kept = gone = 0
+    for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, _, directory in queue_directories(root, tree, disk):
+            for _, offsets, _, counts, tags_codes in () if is_light(topic) else written_units(directory, layout, disk):
+                counts = np.maximum(counts, 1)[tags_codes != LOST_TAGS_CODE]
+                is_gone = offsets[tags_codes != LOST_TAGS_CODE] < log_begin
+                gone, kept = gone + int(counts[is_gone].sum()), kept + int(counts[~is_gone].sum())
+    return kept, gone
 
 
 def _no_record(plan: RepairPlan) -> CorruptData:
@@ -308,7 +321,7 @@ class _LogPlan:
         claim = claim_of(record)
         message = LostMessage(claim.topic, claim.queue_id, claim.queue_offset, claim.batch_size)
         self._plan.lost.append(message)
-        self._plan.message_count = (self._plan.message_count or 0) - message.message_count
+        self._plan.message_count = self._plan.message_count - message.message_count
         return [message]
 
     def _covering(

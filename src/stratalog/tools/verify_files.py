@@ -23,6 +23,7 @@ QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUE
 """Directories that hold one directory for each topic, in that one for each queue, in that data files."""
 UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 """What a repair writes into `abort` while it works on such a store."""
+UNDER_REPAIR_UNCLEAN = b"stratalog repair of a store that was not closed properly"
 _RESTORE = "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost"
 _RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
@@ -40,6 +41,12 @@ def was_closed(root: Path, disk: Disk) -> bool:
     if (root / names.ABORT).is_dir():
         return False
     return disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR) + 1, cut=True) in (None, UNDER_REPAIR)
+
+
+def is_under_repair(root: Path, disk: Disk) -> bool:
+    """Whether a repair or a rebuild is under way, or did not end."""
+    mark = disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR_UNCLEAN) + 1, cut=True)
+    return mark in (UNDER_REPAIR, UNDER_REPAIR_UNCLEAN)
 
 
 def log_files_size(root: Path, disk: Disk, file_size: int) -> int:
@@ -103,11 +110,15 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
+    if is_under_repair(root, disk):
+        report.notes.append(f"a repair or rebuild of {root} did not end; run it again: {_repair_command(root)}")
     for name in [name for name in (*disk.files(root), *disk.directories(root)) if name.endswith(UNFINISHED)]:
-        report.notes.append(
-            f"{root / name}: {left_over(name)}; {command('repair', root, '--in-place', '--yes')} removes it"
-        )
+        report.notes.append(f"{root / name}: {left_over(name)}; {_repair_command(root)} removes it")
     check_config(root, disk, report)
+
+
+def _repair_command(root: Path) -> str:
+    return command("repair", root, "--in-place", "--yes")
 
 
 def left_over(name: str) -> str:
