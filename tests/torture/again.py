@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,6 +194,13 @@ def result(root: Path, settings: StoreSettings) -> Result:
                   verify(root, settings=settings).ok, sorted(left))  # fmt: skip
 
 
+def _copy(source: str, target: str) -> None:
+    if stat.S_ISFIFO(os.stat(source).st_mode):
+        os.mkfifo(target)
+    else:
+        shutil.copy(source, target)
+
+
 class Judge:
     """One damaged store and one command: what it does when nothing stops it, and its calls."""
 
@@ -213,7 +221,7 @@ class Judge:
 
     def _begin(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(self._damaged, self.job.root, copy_function=shutil.copy)
+        shutil.copytree(self._damaged, self.job.root, copy_function=_copy)
 
     def case(self, fault: str, at: int) -> str:
         """Returns how the run ended."""

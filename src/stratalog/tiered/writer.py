@@ -185,7 +185,7 @@ class TierWriter:
         topic, queue_id = writer.name
         return CorruptData(
             f"queue {topic}/{queue_id} cannot be copied past queue offset {writer.end}: its unit says {unit}, but "
-            f"{reason}; run `stratalog verify` on the store and repair it. Nothing of this batch was committed"
+            f"{reason}; run `stratalog verify STORE` and repair the store. Nothing of this batch was committed"
         )
 
 

@@ -28,7 +28,7 @@ from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, F
 from stratalog.tools.verify_files import check_checkpoint, check_files, check_snapshot, log_files_size, was_closed
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
-from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, Unreadable, VerifyReport
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -84,7 +84,7 @@ def verify(
 def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None) -> VerifyReport:
     report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
     disk = ReportingDisk(report)
-    report.clean, settings = was_closed(root, disk), sized(settings, root, disk)
+    report.clean, settings = was_closed(root, disk), _sized(settings, root, disk)
     check_files(root, settings, disk, report)
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
@@ -109,6 +109,15 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
     check_snapshot(root, disk, report)
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
+
+
+def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> StoreSettings:
+    """`sized` by the files that can be read."""
+    try:
+        return sized(settings, root, disk)
+    except Unreadable as error:
+        with disk.without(error.filename):
+            return _sized(settings, root, disk)
 
 
 class _Count:

@@ -129,6 +129,16 @@ class ReportingDisk(PrivateDisk):
     def __init__(self, report: VerifyReport) -> None:
         super().__init__()
         self._report = report
+        self._left_out: set[str] = set()
+
+    @contextmanager
+    def without(self, path: str) -> Iterator[None]:
+        """Meanwhile that file is not listed."""
+        self._left_out.add(path)
+        try:
+            yield
+        finally:
+            self._left_out.discard(path)
 
     @contextmanager
     def _reporting(self, path: Path) -> Iterator[None]:
@@ -143,7 +153,8 @@ class ReportingDisk(PrivateDisk):
     def files(self, directory: Path) -> dict[str, int]:
         try:
             with self._reporting(directory):
-                return super().files(directory)
+                found = super().files(directory)
+                return {name: size for name, size in found.items() if str(directory / name) not in self._left_out}
         except Unreadable:
             return {}
 

@@ -1,0 +1,50 @@
+"""Every command that a message tells the reader to run is complete and works as printed."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from stratalog.cli.main import app
+from stratalog.errors import command
+
+SOURCE = Path(__file__).parents[2] / "src" / "stratalog"
+NAMED = re.compile(r"`stratalog ([^`]*)`")
+
+
+def printed() -> Iterator[str]:
+    """Commands between backquotes in every string that is no docstring, and those that `command` makes."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.name == "errors.py":  # makes them
+            continue
+        tree = ast.parse(path.read_text())
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
+                yield shlex.join(a.value if isinstance(a, ast.Constant) else "place" for a in node.args)  # type: ignore[misc]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in documents and id(node) not in inside:
+                    yield from NAMED.findall(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "place" for part in node.values]
+                yield from NAMED.findall("".join(map(str, parts)))
+
+
+COMMANDS = sorted({*printed()})
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(COMMANDS) > 5
+    assert command("repair", "a b", "--to", Path("c")) == "`stratalog repair 'a b' --to c`"
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_printed_command_can_be_parsed(text: str) -> None:
+    name, *arguments = shlex.split(text)
+    group = typer.main.get_command(app)
+    group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
