@@ -264,12 +264,12 @@ class Evidence:
         offsets: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64],
         tags_codes: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        is_lost = tags_codes == LOST_TAGS_CODE
+        is_lost = (tags_codes == LOST_TAGS_CODE) | self._is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
         queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
-        mine = ~is_lost & ~is_gone & ~self._is_repaired(offsets)
+        mine = ~is_lost & ~is_gone
         numbers, offsets, sizes, counts, files = (
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
@@ -295,7 +295,7 @@ class Evidence:
 
     def _is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether units lead to what a repair made. Where it did not come to build the queues again they still lead to
-        what stood there before: such records alone say where they belong."""
+        what stood there before, and say only which queue offsets were given."""
         begins, ends = np.array(self._repaired, np.int64).reshape(-1, 2).T
         at = np.searchsorted(begins, offsets, "right") - 1
         found: NDArray[np.bool_] = (at >= 0) & (offsets < ends[at]) if len(begins) else np.zeros(len(offsets), np.bool_)
