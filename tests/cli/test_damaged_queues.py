@@ -8,7 +8,7 @@ import pytest
 from typer.testing import Result
 
 import stratalog
-from cli.calls import SETTINGS, Call
+from cli.calls import SETTINGS, Call, sentence
 from stratalog.cli.follow import follow
 from stratalog.cli.intact import Intact
 
@@ -80,6 +80,28 @@ def test_get_names_each_message_where_all_of_a_queue_are_damaged(small_store: Pa
     lines = result.stderr.splitlines()
     assert len(lines) == 10
     assert all(f"queue orders/0 offset {number} " in line for number, line in enumerate(lines))
+
+
+@pytest.mark.parametrize("damaged", [(4,), (0, 9), tuple(range(10))], ids=str)
+def test_query_shows_what_is_intact_and_names_the_rest(damaged: tuple[int, ...], small_store: Path, call: Call) -> None:
+    for number in damaged:
+        flip_body(small_store, b"body 0-%d" % number)
+    result = call("query", small_store, "orders", "all", "--json")
+    assert result.exit_code == 1
+    assert sorted(bodies_of(result)) == sorted([*others(*damaged), *(f"body 1-{number}" for number in range(10))])
+    named = result.stderr.splitlines()
+    assert len(named) == len(damaged)
+    for line, number in zip(reversed(named), damaged, strict=True):
+        for part in (f"queue orders/0 offset {number}, log offset ", "commitlog/00000000000000000000 at byte"):
+            assert part in line
+        assert f"stratalog verify {small_store}" in line
+    table = call("query", small_store, "orders", "all")
+    assert (table.exit_code, f"{20 - len(damaged)} messages in" in table.stderr) == (1, True)
+    assert call("query", small_store, "orders", "k1-3").exit_code == 0
+
+
+def test_query_of_a_topic_that_is_not_there_names_those_that_are(small_store: Path, call: Call) -> None:
+    assert "there is no topic order; there are orders" in sentence(call("query", small_store, "order", "all"))
 
 
 def test_tail_goes_on_behind_damage(small_store: Path, call: Call) -> None:

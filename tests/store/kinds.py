@@ -107,7 +107,12 @@ def _body(number: int, member: int = 0) -> bytes:
 
 
 def _text(number: int, member: int = 0, **more: str) -> bytes:
-    return encode_properties({"TAGS": _tags(number), "KEYS": f"k{number} m{number}-{member}", **more})
+    return encode_properties({"TAGS": _tags(number), "KEYS": f"k{number} m{number}-{member} {_group(number)}", **more})
+
+
+def _group(number: int) -> str:
+    """A key that many messages share."""
+    return f"g{number % 4}"
 
 
 def _tags(number: int) -> str:
@@ -115,7 +120,7 @@ def _tags(number: int) -> str:
 
 
 def _known(receipt: Any, number: int, member: int = 0) -> Known:
-    keys = (f"k{number}", f"m{number}-{member}")
+    keys = (f"k{number}", f"m{number}-{member}", _group(number))
     return Known(_body(number, member), _tags(number), keys, receipt.store_timestamp, receipt.commit_log_offset)
 
 
@@ -139,7 +144,7 @@ def _put_batch(store: MessageStore, number: int, content: Content) -> None:
         [_text(number, member) for member in members],
         unique_key=f"u{number}",
         tags=_tags(number),
-        keys=[f"k{number}", *(f"m{number}-{member}" for member in members)],
+        keys=[f"k{number}", *(f"m{number}-{member}" for member in members), _group(number)],
     )
     for member in members:
         content.add(key, _known(receipt, number, member))

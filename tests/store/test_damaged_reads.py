@@ -93,11 +93,21 @@ def test_a_rotten_body_is_not_served_by_id_nor_by_key(open_store: OpenStore) -> 
     message = damage(store, ROTTEN, BODY)
     with pytest.raises(CorruptData, match="checksum"):
         store.message(message.commit_log_offset)
-    for key in (f"k{ROTTEN}", f"u{ROTTEN}", "all"):
-        with pytest.raises(CorruptData, match=f"log offset {message.commit_log_offset} "):
-            store.query("t", key=key)
-    with pytest.raises(CorruptData, match=f"log offset {message.commit_log_offset} "):
-        store.query_many("t", ["k1", f"k{ROTTEN}", "k2"])
+    file, start = store.log.file_at(message.commit_log_offset)
+    whole = [number for number in range(COUNT) if number != ROTTEN]
+    for key, intact in ((f"k{ROTTEN}", []), (f"u{ROTTEN}", []), ("all", whole)):
+        for hits in (store.query("t", key=key), store.query("t", key=key, limit=None)):
+            assert ([hit.queue_offset for hit in hits], hits.more) == (intact, False)
+            [error] = hits.damaged
+            assert (error.path, error.position) == (str(file.path), start)
+            for part in (f"queue t/0 offset {ROTTEN}, log offset {message.commit_log_offset}", "checksum", "verify"):
+                assert part in str(error)
+    many = store.query_many("t", ["k1", f"k{ROTTEN}", "k2", "all"])
+    assert [[hit.queue_offset for hit in hits] for hits in many.values()] == [[1], [], [2], whole]
+    assert {key: len(errors) for key, errors in many.damaged.items()} == {f"k{ROTTEN}": 1, "all": 1}
+    newest = store.query("t", key="all", limit=COUNT - 1 - ROTTEN)
+    assert ([hit.queue_offset for hit in newest], newest.more, newest.damaged) == (whole[ROTTEN:], True, [])
+    assert not store.query("t", key="k16").damaged
     assert [hit.queue_offset for hit in store.query("t", key="k16")] == [16]
     others = [offset for offset in store.candidates("t", key="all") if offset != message.commit_log_offset]
     assert sorted(store.message(offset).queue_offset for offset in others) == [n for n in range(COUNT) if n != ROTTEN]

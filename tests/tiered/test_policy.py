@@ -155,3 +155,23 @@ def test_a_policy_or_queue_that_does_not_exist_is_named(sides: tuple[Path, Path]
         joined(sides, "SOMETIMES")
     with pytest.raises(NotAStore, match="payments/0"):
         joined(sides, "FORCE").queue("payments", 0)
+
+
+def test_a_damaged_message_hides_no_other_from_a_query_of_either_side(sides: tuple[Path, Path]) -> None:
+    for root in (sides[0] / "commitlog", sides[1]):
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            data = path.read_bytes()
+            for number in (1500, COUNT - 1):  # in both, and in the store alone
+                data = data.replace(BODY % number, b"B" + (BODY % number)[1:])
+            path.write_bytes(data)
+    both = joined(sides, "NOT_IN_DISK")
+    for keyed in (both, both.tier, both.store):
+        found = keyed.query("orders", key="common", limit=None)
+        there = {hit.queue_offset for hit in found}
+        assert there, keyed
+        assert not there & {1500, COUNT - 1}
+        low, end = min(there), max(there) + 1
+        missing = set(range(low, end)) - there
+        assert missing <= {1500}
+        assert len(found.damaged) >= len(missing)
+    assert len(both.query("orders", key="common", limit=None)) == COUNT - 2

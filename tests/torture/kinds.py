@@ -17,6 +17,7 @@ from store.kinds import KINDS, Key, Kind, Known, pages, read_on, trees
 from stratalog.errors import CorruptData, StratalogError
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT
 from stratalog.layout.queue import BATCH_UNIT, EXTENSION_UNIT, UNIT
+from stratalog.store.lookup import Hits
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.tools.rebuild import rebuild
@@ -220,8 +221,9 @@ class Judge:
                 if not queue.min_offset <= at <= queue.max_offset:
                     raise Undetected(f"{key}: offset_at says {at}")
             for text in chance.choice(list(known.values())).keys:
-                with contextlib.suppress(CorruptData):
-                    self._hits(store.query(key[0], key=text), text)
+                hits = store.query(key[0], key=text, limit=None)
+                self._hits(hits, text)
+                self._is_complete(store, key[0], text, hits, hidden)
 
     def _is_right(self, found: dict[int, Known], key: Key) -> None:
         for at, message in found.items():
@@ -246,6 +248,29 @@ class Judge:
             known = self.original.messages[hit.topic, hit.queue_id].get(hit.queue_offset)
             if known != Known.of(hit) or text not in known.keys:
                 raise Undetected(f"query of {text} gives {hit.topic}/{hit.queue_id} {hit.queue_offset} changed")
+
+    def _is_complete(self, store: MessageStore, topic: str, text: str, hits: Hits, hidden: dict[Key, set[int]]) -> None:
+        """Every intact message with the key is found, and what is not found is named."""
+        there = {(hit.queue_id, hit.queue_offset) for hit in hits}
+        missing = {
+            key: offsets
+            for key, messages in self.original.messages.items()
+            if key[0] == topic
+            and (
+                offsets := {at for at, known in messages.items() if text in known.keys}
+                - {at for q, at in there if q == key[1]}
+            )
+        }
+        for key, offsets in missing.items():
+            if not offsets <= hidden[key]:
+                raise Lost(f"query of {text} leaves out {key} {sorted(offsets - hidden[key])}, which are whole")
+        if missing and not hits.damaged and not store.recovery.quarantined:
+            raise Undetected(f"query of {text} leaves out {missing}, and says nothing of it")
+        many = store.query_many(topic, [text], limit=None)
+        if many[text] != hits or bool(many.damaged) != bool(hits.damaged):
+            raise Undetected(f"query_many of {text} is not what query gives")
+        self.found["queries"] += 1
+        self.found["damaged records named by queries"] += len(hits.damaged)
 
     def _rebuild(self, hidden: dict[Key, set[int]], *, is_log_whole: bool) -> None:
         try:

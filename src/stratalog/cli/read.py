@@ -11,6 +11,7 @@ from stratalog.cli.intact import Intact
 from stratalog.cli.output import (
     MESSAGE_RIGHT,
     MESSAGE_TITLES,
+    complain,
     counted,
     message_json,
     message_row,
@@ -113,20 +114,25 @@ def query(
     """Find messages by key.
 
     Out of a local store or a tier. Every hit is compared with the message itself, so keys that share a hash are told
-    apart. Says on stderr when there are more than --limit. With --json: one object a line.
+    apart. Says on stderr when there are more than --limit. With --json: one object a line. Damaged messages are named
+    on stderr and stepped over; the exit code is 1 then.
     """
     times = {name: moment(text) for name, text in (("begin", begin), ("end", end)) if text is not None}
     with open_place(place, tier=tier, given=given) as store:
         if not hasattr(store, "stats"):
             store.candidates(topic, key="")  # loads the compiled look-up, which the latency shall not count
         reads, started = _reads(store), time.perf_counter()
-        found = store.query(topic, key=key, limit=limit, **times)
+        found = store.query(known_topic(store, topic), key=key, limit=limit, **times)
         seconds = time.perf_counter() - started
         _show(sorted(found, key=lambda message: message.store_timestamp), full=full, as_json=as_json)
         if not as_json:
             tell(f"{counted(len(found), 'message')} in {seconds_text(seconds)}{_read_text(store, reads)}")
         if found.more:
             tell(f"there are older messages with this key: raise --limit, which is {limit:,}")
+        for error in found.damaged:
+            complain(str(error))
+    if found.damaged:
+        raise typer.Exit(MISSING)
 
 
 def tail(
@@ -169,6 +175,18 @@ def known_queue(store: "MessageStore | TieredStore", topic: str, queue_id: int) 
             next_offset=0,
         )
     return store.queue(topic, queue_id)
+
+
+def known_topic(store: "MessageStore | TieredStore", topic: str) -> str:
+    """A topic that is there. Raises `OffsetOutOfRange` naming those that are."""
+    there = store.topics()
+    if topic not in there:
+        names = ", ".join(there[:8]) + (" …" if len(there) > 8 else "")
+        raise OffsetOutOfRange(
+            f"there is no topic {topic}; {f'there are {names}' if there else 'there are no messages yet'}",
+            next_offset=0,
+        )
+    return topic
 
 
 def _exit_if_missing(intact: Intact) -> None:

@@ -36,7 +36,7 @@ from stratalog.kernels.memory import load_le_i64, prefetch, store_le_i64, word
 from stratalog.kernels.messages import SCRATCH, integer_at, is_of, new_message, object_at
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte, named_values, properties_of, store_timestamp_of
-from stratalog.kernels.scan import TRUST, VERIFY, WHOLE, check_record
+from stratalog.kernels.scan import VERIFY, WHOLE, check_record
 from stratalog.layout.properties import KEY_SEPARATOR
 
 SLOT_COUNT, ITEM_CAPACITY, FIRST_OFFSET, FILE_SIZE, LOG_FILES, INDEX_FILES = range(6)
@@ -120,15 +120,13 @@ def _add_hits(
             at, position, base = _record_at(table, offset, end_offset)
             if at == 0 or offset == last_offset:  # gone by retention, its item not yet; or a key that is there twice
                 continue
-            if check_record(at, position, file_size, base, TRUST) != WHOLE:
+            if check_record(at, position, file_size, base, VERIFY) != WHOLE:  # first: its keys may be what is damaged
                 return _DAMAGED, offset
             record = at + position
             if not is_of(record, name, name_size) or not carries(record, key, key_size):
                 continue
             if not begin <= store_timestamp_of(record) <= end:
                 continue
-            if check_record(at, position, file_size, base, VERIFY) != WHOLE:
-                return _DAMAGED, offset
             message = new_message(owner, frame, record, topic)
             failed = message == 0 or add_to_list(hits, message) < 0
             let_go(message)

@@ -126,7 +126,7 @@ class CommitLog:
             return True
         if self._files and self.end_offset < self._behind:
             file, position = self.file_at(self.end_offset)
-            return any(file.map[position : position + BLANK.size])
+            return bool(file.view[position : position + BLANK.size].any())
         try:
             following = self._disk.open(self.directory / offset_name(self.end_offset))
         except FileNotFoundError:
@@ -334,7 +334,7 @@ class CommitLog:
         if offset >= end:
             return None
         file, position = self.file_at(offset)
-        left = file.map[position : position + BLANK.size]
+        left = file.view[position : position + BLANK.size].tobytes()
         is_full = len(left) < BLANK.size or BLANK.unpack(left).magic == MAGIC_BLANK
         return self.message(offset - position + self.file_size if is_full else offset).store_timestamp
 

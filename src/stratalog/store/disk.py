@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stratalog.errors import CorruptData, DiskFull, StoreFailed, StoreLocked
+from stratalog.errors import CorruptData, DiskFull, StoreClosed, StoreFailed, StoreLocked
 from stratalog.layout.names import ABORT
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.os_errors import next_step
@@ -83,8 +83,12 @@ class MappedFile:
 
     @property
     def view(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        """The bytes as an array that borrows the mapping."""
-        return self._view
+        """The bytes as an array that borrows the mapping: they stay mapped as long as somebody has it. Raises
+        `StoreClosed` once the file is closed."""
+        try:
+            return self._view
+        except AttributeError:
+            raise StoreClosed(f"{self.path} is closed; open the store again") from None
 
     def write(self, position: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
         """Write bytes as a file is written, not through the mapping, which shows them at once: in bulk this is several

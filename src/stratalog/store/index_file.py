@@ -463,6 +463,10 @@ class Index:
         self.flushed_timestamp = max(self.flushed_timestamp, int(header[_END_TIME]))
 
     def unmap(self) -> None:
+        self.close()
+        self.files.clear()
+
+    def close(self) -> None:
+        """Unmap the files; who asks later gets `StoreClosed`, not no hits."""
         for file in self.files:
             file.mapped.close()
-        self.files.clear()

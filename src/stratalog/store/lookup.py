@@ -1,7 +1,7 @@
 """Messages by key: the index leads to candidates, their records decide."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index, IndexFile
 from stratalog.store.message import Message
-from stratalog.store.reading import borrowed, record_at
+from stratalog.store.reading import record_at
 
 _INDEX_STEP_MS = 1000
 """The index knows seconds only: a message may be this much younger than its item says."""
@@ -49,26 +49,65 @@ class _Table:
 
 
 class Hits(list[Message]):
-    """The messages that a query found, oldest first. `more`: there are older ones, which its limit left out."""
+    """The intact messages that a query found, oldest first.
 
-    def __init__(self, messages: Iterable[Message] = (), *, more: bool = False) -> None:
+    `more`: there are older ones, which its limit left out. `damaged`: an error for each record that the index has for
+    the key and that cannot be read, newest first. Who needs every message checks that it is empty.
+    """
+
+    def __init__(
+        self, messages: Iterable[Message] = (), *, more: bool = False, damaged: Iterable[CorruptData] = ()
+    ) -> None:
         super().__init__(messages)
         self.more = more
+        self.damaged = list(damaged)
 
 
 class HitsByKey(dict[str, list[Message]]):
-    """The messages that a query found for each key. `more`: the keys that have older ones, which its limit left out."""
+    """The intact messages that a query found for each key.
 
-    def __init__(self, hits: Iterable[tuple[str, list[Message]]], *, more: frozenset[str]) -> None:
+    `more`: the keys that have older ones, which its limit left out. `damaged`: of the keys with records that cannot be
+    read, the errors of these, see `Hits`.
+    """
+
+    def __init__(
+        self, hits: Iterable[tuple[str, list[Message]]], *, more: frozenset[str],
+        damaged: dict[str, list[CorruptData]] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(hits)
         self.more = more
+        self.damaged = damaged or {}
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found for keys, by their numbers: messages of each, and which have more or damaged records."""
+
+    hits: list[list[Message]] = field(default_factory=list)
+    cut: set[int] = field(default_factory=set)
+    damaged: dict[int, list[CorruptData]] = field(default_factory=dict)
+
+    def put(self, number: int, hits: Hits) -> None:
+        """Set the hits of one key."""
+        self.hits[number : number + 1] = [hits]
+        if hits.more:
+            self.cut.add(number)
+        if hits.damaged:
+            self.damaged[number] = hits.damaged
+
+    def one(self, number: int) -> Hits:
+        return Hits(self.hits[number], more=number in self.cut, damaged=self.damaged.get(number, ()))
 
 
 class Lookup:
     """Finds the messages of a topic by key or unique key. Any thread may ask."""
 
-    def __init__(self, log: CommitLog, index: Index | None) -> None:
+    def __init__(
+        self, log: CommitLog, index: Index | None, name_damage: Callable[[str, str, int], CorruptData]
+    ) -> None:
+        """`name_damage` makes the error of a record that cannot be read, of its topic, key and log offset."""
         self._log = log
+        self._name_damage = name_damage
         self._index = index
         self._known: _Table | None = None
 
@@ -76,36 +115,32 @@ class Lookup:
         """Let go of the mappings."""
         self._known = None
 
-    def messages(
-        self, topic: str, keys: list[str], *, begin: int, end: int, limit: int
-    ) -> tuple[list[list[Message]], list[int]]:
-        """For each key the newest `limit` messages that carry it and were stored in [begin, end] ms, oldest first; and
-        the numbers of the keys that have more.
+    def messages(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> Found:
+        """For each key the newest `limit` intact messages that carry it and were stored in [begin, end] ms, oldest
+        first.
 
-        Raises `ConfigurationError` without an index, `CorruptData` where a record of a key is damaged.
+        Raises `ConfigurationError` without an index.
         """
         if self._index is None:
             raise _no_index()
-        found: list[list[Message]] = []
-        cut: list[int] = []
-        while len(found) < len(keys):
+        found = Found()
+        hits = found.hits
+        by_candidates: set[int] = set()
+        while len(hits) < len(keys):
             if ready_or_started():
-                self._add_natively(topic, keys, found, begin, end, limit + 1)
-            if len(found) < len(keys):  # what the native look-up leaves over
-                hits, is_cut = self._by_candidates(topic, keys[len(found)], begin, end, limit)
-                cut += [len(found)] * is_cut
-                found.append(hits)
-        for number, hits in enumerate(found):
-            if len(hits) > 1 or not limit:
-                found[number] = ordered = _in_order(hits)
+                self._add_natively(topic, keys, hits, begin, end, limit + 1)
+            if (number := len(hits)) < len(keys):  # what the native look-up leaves over
+                found.put(number, self._by_candidates(topic, keys[number], begin, end, limit))
+                by_candidates.add(number)
+        for number, some in enumerate(hits):
+            if (len(some) > 1 or not limit) and number not in by_candidates:
+                hits[number] = ordered = _in_order(some)
                 if len(ordered) > limit:
-                    found[number], is_cut = ordered[1:], True
-                elif len(hits) > limit:  # the index had one twice: whether there are more is open
-                    found[number], is_cut = self._by_candidates(topic, keys[number], begin, end, limit)
-                else:
-                    continue
-                cut += [number] * is_cut
-        return found, cut
+                    hits[number] = ordered[1:]
+                    found.cut.add(number)
+                elif len(some) > limit:  # the index had one twice: whether there are more is open
+                    found.put(number, self._by_candidates(topic, keys[number], begin, end, limit))
+        return found
 
     def _add_natively(
         self, topic: str, keys: list[str], found: list[list[Message]], begin: int, end: int, limit: int
@@ -131,7 +166,7 @@ class Lookup:
             words = [
                 index.slot_count, index.item_capacity, first_offset, log.file_size, len(log_files), len(index_files),
             ]  # fmt: skip
-            views = [borrowed(file) for file in (*log_files, *(file.mapped for file in index_files))]
+            views = [file.view for file in (*log_files, *(file.mapped for file in index_files))]
             words += [file.address for file in log_files]
             for file in index_files:
                 words += [file.mapped.address, file.header.ctypes.data]
@@ -139,31 +174,36 @@ class Lookup:
             known = self._known = _Table(table, table.ctypes.data, log_files, index_files, tuple(views))
         return known
 
-    def _by_candidates(self, topic: str, key: str, begin: int, end: int, limit: int) -> tuple[list[Message], bool]:
-        """The same for one key in Python, and whether it has more."""
+    def _by_candidates(self, topic: str, key: str, begin: int, end: int, limit: int) -> Hits:
+        """The same for one key in Python."""
         return self.accepted(topic, key, begin=begin, end=end, limit=limit, accept=lambda message: True)
 
     def accepted(
         self, topic: str, key: str, *, begin: int, end: int, limit: int, accept: Callable[[Message], bool]
-    ) -> tuple[list[Message], bool]:
-        """The newest `limit` of the messages with a key that are accepted, oldest first; and whether there are more, or
-        damage where they would be."""
+    ) -> Hits:
+        """The newest `limit` of the messages with a key that are accepted, oldest first. `more` is true, too, where a
+        damaged record may be the next one."""
         hits: list[Message] = []
+        damaged: list[CorruptData] = []
+        more = False
         for offset in self.candidates(topic, key, begin=begin - _INDEX_STEP_MS, end=end):
             if not self._log.first_offset <= offset < self._log.end_offset:
                 continue  # the record has gone by retention, its index item not yet
             try:
                 message = record_at(self._log, offset)
             except CorruptData:
-                if len(hits) < limit:
-                    raise
-                return _in_order(hits), True
+                more = len(hits) == limit
+                if more:
+                    break
+                damaged.append(self._name_damage(topic, key, offset))
+                continue
             carries = message.topic == topic and (key in message.keys or (key and key == message.unique_key))
             if carries and begin <= message.store_timestamp <= end and accept(message):
-                if len(hits) == limit:
-                    return _in_order(hits), True
+                more = len(hits) == limit
+                if more:
+                    break
                 hits.append(message)
-        return _in_order(hits), False
+        return Hits(_in_order(hits), more=more, damaged=damaged)
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""

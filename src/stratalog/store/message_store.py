@@ -35,6 +35,7 @@ from stratalog.store.arguments import (
     exact_properties,
     exact_text,
     query_range,
+    shown,
     text_list,
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
@@ -45,11 +46,12 @@ from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
-from stratalog.store.lookup import Hits, HitsByKey, Lookup
+from stratalog.store.lookup import Found, Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
 from stratalog.store.os_errors import FULL, SHORTAGES, refusal, refusing
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
+from stratalog.store.reading import damaged_record
 from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
@@ -113,7 +115,7 @@ class MessageStore:
         self._dispatcher = Dispatcher(
             self.log, self.index, self.queue_set, delay_levels=settings.message_delay_level
         )  # fmt: skip
-        self._lookup = Lookup(self.log, self.index)
+        self._lookup = Lookup(self.log, self.index, self.damaged_hit)
         self.recovery = Recovery(clean=True)
         self._damage_warning = ""
         self.fresh_view: Callable[[], MessageStore] = lambda: self
@@ -221,7 +223,7 @@ class MessageStore:
             self._lookup.close()
             self.log.close()
             if self.index:
-                self.index.unmap()
+                self.index.close()
         finally:
             if self._release:
                 self._release()
@@ -234,7 +236,7 @@ class MessageStore:
             self.queue_set.files.close_unlocked()
             self._lookup.close()
             if self.index:
-                self.index.unmap()
+                self.index.close()
         index = [self.index] if self.index else []
         return [*self._queues.values(), self.log, self.commit, self._dispatcher, self.queue_set.files, *index]
 
@@ -599,6 +601,9 @@ class MessageStore:
         """Messages of a topic that carry a key (or unique key) and were stored in [begin, end].
 
         The newest `limit` of them (None: all), oldest first; `more` of the result says whether there are older ones.
+        A damaged record does not hide the others: `damaged` of the result holds a `CorruptData` for each that the index
+        has for the key and that cannot be read.
+
         Times are aware datetimes or milliseconds since 1970; what looks like seconds raises `ConfigurationError`.
 
         Every hit was checked against the record: two keys with one hash are told apart. A batch is found by its own
@@ -607,41 +612,53 @@ class MessageStore:
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, count = query_range(begin, end, limit)
         self.catch_up()
-        found, cut = self._find(topic, [key], begin=begin_ms, end=end_ms, limit=count)
-        return Hits(found[0], more=bool(cut))
+        return self._find(topic, [key], begin=begin_ms, end=end_ms, limit=count).one(0)
 
     def query_many(
         self, topic: str, keys: Iterable[str], *, begin: Moment = 0, end: Moment = TIME_MAX,
         limit: int | None = HITS_MAX,
     ) -> HitsByKey:  # fmt: skip
-        """What `query` returns for each of many keys, thousands at once for little more than a microsecond each; `more`
-        of the result holds the keys that have older messages.
+        """What `query` returns for each of many keys, thousands at once for little more than a microsecond each. `more`
+        of the result holds the keys that have older messages, `damaged` those with records that cannot be read.
 
-        Raises as `query` does: `ConfigurationError` without an index, `CorruptData` where a record that carries one of
-        the keys is damaged; `candidates` and `message` get at the others then.
+        Raises as `query` does: `ConfigurationError` without an index.
         """
         distinct = list(dict.fromkeys(text_list("keys", keys)))
         topic, (begin_ms, end_ms, count) = exact_text("topic", topic), query_range(begin, end, limit)
         self.catch_up()
-        found, cut = self._find(topic, distinct, begin=begin_ms, end=end_ms, limit=count)
-        more = frozenset(distinct[number] for number in cut)
-        return HitsByKey(zip(distinct, found, strict=True), more=more)
+        found = self._find(topic, distinct, begin=begin_ms, end=end_ms, limit=count)
+        more = frozenset(distinct[number] for number in found.cut)
+        damaged = {distinct[number]: errors for number, errors in found.damaged.items()}
+        return HitsByKey(zip(distinct, found.hits, strict=True), more=more, damaged=damaged)
 
-    def _find(
-        self, topic: str, keys: list[str], *, begin: int, end: int, limit: int
-    ) -> tuple[list[list[Message]], list[int]]:
+    def _find(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> Found:
         """What `Lookup.messages` finds, as the readers of batch topics and light queues see it."""
         if self.queue_set.has_special and is_light(topic):
-            answers = [light_hits(self, self._lookup, topic, key, begin=begin, end=end, limit=limit) for key in keys]
+            found = Found()
+            for number, key in enumerate(keys):
+                hits = light_hits(self, self._lookup, topic, key, begin=begin, end=end, limit=limit)
+                found.put(number, hits)
         else:
-            found, cut = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
-            if not self.queue_set.has_special or not self.queue_set.is_batch(topic):
-                return found, cut
-            answers = [
-                members_with(records, key, limit, more=number in cut)
-                for number, (key, records) in enumerate(zip(keys, found, strict=True))
-            ]
-        return [hits for hits, _ in answers], [number for number, (_, more) in enumerate(answers) if more]
+            found = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
+            if self.queue_set.has_special and self.queue_set.is_batch(topic):
+                for number, key in enumerate(keys):
+                    found.put(number, members_with(found.one(number), key, limit))
+        self._check_open()
+        return found
+
+    def damaged_hit(self, topic: str, key: str, commit_log_offset: int) -> CorruptData:
+        """The error of a record that the index has for a key, with its place in a queue where a unit leads to it."""
+        place = ""
+        for (name, queue_id), units in list(self._dispatcher.queues.items()):
+            if name == topic:
+                at = units.offset_of(commit_log_offset)
+                if at < units.end_offset and units.unit(at)[0] == commit_log_offset:
+                    place = f"queue {name}/{queue_id} offset {at}, "
+        return damaged_record(
+            self.log, commit_log_offset,
+            f"{place}log offset {commit_log_offset}: a message that the index has for key {shown(key)} cannot be read",
+            f". `stratalog verify {self.root}` tells what else is damaged",
+        )  # fmt: skip
 
     def candidates(self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""

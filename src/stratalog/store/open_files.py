@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from stratalog.errors import StoreFailed, StoreUnavailable
+from stratalog.errors import StoreClosed, StoreFailed, StoreUnavailable
 from stratalog.store.disk import Disk, OpenFile, failed
 from stratalog.store.os_errors import TOO_MANY_OPEN, open_files_max, refusal
 
@@ -27,6 +27,7 @@ class OpenFiles:
         self._failure: StoreFailed | None = None
         self._count_max = min(count_max, max(1, open_files_max() // 4))
         self._lock = threading.Lock()
+        self._is_closed = False
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
         self._dirty: set[Path] = set()
         self._dirty_directories: set[Path] = set()
@@ -36,6 +37,8 @@ class OpenFiles:
         if file is not None:
             self._files.move_to_end(path)
             return file
+        if self._is_closed:
+            raise StoreClosed(f"{path} is closed; open the store again")
         while len(self._files) >= self._count_max:
             self._evict()
         file = self._files[path] = self._open(path)
@@ -167,5 +170,6 @@ class OpenFiles:
 
     def close_unlocked(self) -> None:
         """Close without the lock, which a thread may hold that a forked child does not have."""
+        self._is_closed = True
         while self._files:
             self._files.popitem()[1].close()

@@ -8,7 +8,7 @@ no message behind it.
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,11 +53,7 @@ def read_queue(
                 return
             time.sleep(_FOLLOW_PAUSE_S)
             continue
-        try:
-            yield from lists_of(queue, units, start)
-        except ValueError:  # a mapping was closed under us
-            queue.store.catch_up()
-            raise
+        yield from lists_of(queue, units, start)
         start += len(units) // UNIT.size
         left -= len(units) // UNIT.size
         chunk = min(4 * chunk, _CHUNK_UNITS_MAX)
@@ -88,7 +84,7 @@ def _read_units(
     except IndexError:
         return number
     base = commit_log_offset - position
-    view = borrowed(file)
+    view = file.view
     if ready_or_started():
         return _natives()[0](
             units, number, len(units), view.ctypes.data, base, base + file.size, queue.topic, queue.queue_id,
@@ -100,14 +96,6 @@ def _read_units(
         return number
     messages.append(message)
     return number + 1
-
-
-def borrowed(file: MappedFile) -> Any:
-    """The file's bytes; they stay mapped as long as somebody has them. Raises ValueError when it is closed already."""
-    try:
-        return file.view
-    except AttributeError:
-        raise ValueError(f"{file.path} is closed") from None
 
 
 def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None) -> Message:
@@ -122,16 +110,19 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
         ) from None
     message = _checked(file, position, commit_log_offset - position, topic)
     if message is None:
-        raise CorruptData(
-            f"no message of log offset {commit_log_offset} stands there: {_damage(file, position, commit_log_offset)}",
-            path=str(file.path),
-            position=position,
-        )
+        raise damaged_record(log, commit_log_offset, f"no message of log offset {commit_log_offset} stands there")
     return message
 
 
+def damaged_record(log: "CommitLog", commit_log_offset: int, what: str, next_step: str = "") -> CorruptData:
+    """The error of a place in the log where no whole record stands, with the reason."""
+    file, position = log.file_at(commit_log_offset)
+    words = _damage(file, position, commit_log_offset)
+    return CorruptData(f"{what}: {words}{next_step}", path=str(file.path), position=position)
+
+
 def _checked(file: MappedFile, position: int, base_offset: int, topic: str | None) -> Message | None:
-    view = borrowed(file)
+    view = file.view
     if ready_or_started():
         return _natives()[1](view.ctypes.data, position, file.size, base_offset, topic)
     return None if _status(file, position, base_offset) is not None else message_at(file.map, position, topic)
@@ -139,7 +130,7 @@ def _checked(file: MappedFile, position: int, base_offset: int, topic: str | Non
 
 def _status(file: MappedFile, position: int, base_offset: int) -> ScanStatus | None:
     """Why no whole record stands there; None when one does."""
-    view = borrowed(file)
+    view = file.view
     count, _, status = scan(
         view.ctypes.data, position, file.size, base_offset, VERIFY, np.empty(1, np.int64), np.empty(1, np.int32)
     )

@@ -6,8 +6,9 @@ those of its members; a message in a light queue is indexed under the topic that
 
 from typing import TYPE_CHECKING
 
+from stratalog.errors import CorruptData
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light
-from stratalog.store.lookup import Lookup
+from stratalog.store.lookup import Hits, Lookup
 from stratalog.store.message import Message
 from stratalog.store.special_read import offset_in, place_in, unwrapped
 
@@ -15,36 +16,37 @@ if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
 
 
-def members_with(records: list[Message], key: str, limit: int, *, more: bool) -> tuple[list[Message], bool]:
+def members_with(records: Hits, key: str, limit: int) -> Hits:
     """The newest `limit` messages of records that a key led to: of a batch the members that carry the key themselves;
-    where none does the key is the batch's as a whole, and all its members are meant. And whether there are more."""
+    where none does the key is the batch's as a whole, and all its members are meant."""
     found: list[Message] = []
     for record in records:
         members = unwrapped(record)
         found += [member for member in members if key in member.keys or key == member.unique_key] or members
-    return _newest(found, limit, more=more)
+    return _newest(found, limit, more=records.more, damaged=records.damaged)
 
 
 def light_hits(
     store: "MessageStore", lookup: Lookup, topic: str, key: str, *, begin: int, end: int, limit: int
-) -> tuple[list[Message], bool]:
-    """The newest `limit` messages of a light queue that carry a key, oldest first, and whether there are more. Every
-    topic is asked: any may have messages in the queue."""
+) -> Hits:
+    """The newest `limit` messages of a light queue that carry a key, oldest first. Every topic is asked: any may have
+    messages in the queue."""
     queue = store.queue(topic, LIGHT_QUEUE_ID)
     parents = [name for name in store.topics() if name == topic or (allows_light(name) and not is_light(name))]
     found: list[Message] = []
+    damaged: list[CorruptData] = []
     more = False
     for parent in parents:
-        hits, has_more = lookup.accepted(
+        hits = lookup.accepted(
             parent, key, begin=begin, end=end, limit=limit,
             accept=lambda message: offset_in(queue, message) >= 0,
         )  # fmt: skip
-        found, more = found + hits, more or has_more
+        found, more, damaged = found + hits, more or hits.more, damaged + hits.damaged
     found.sort(key=lambda message: message.commit_log_offset)
     for message in found:
         place_in(queue, message)
-    return _newest(found, limit, more=more)
+    return _newest(found, limit, more=more, damaged=damaged)
 
 
-def _newest(messages: list[Message], limit: int, *, more: bool) -> tuple[list[Message], bool]:
-    return messages[max(0, len(messages) - limit) :], more or len(messages) > limit
+def _newest(messages: list[Message], limit: int, *, more: bool, damaged: list[CorruptData]) -> Hits:
+    return Hits(messages[max(0, len(messages) - limit) :], more=more or len(messages) > limit, damaged=damaged)

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import cache
-from itertools import islice
 from typing import Literal, NamedTuple
 
-from stratalog.errors import ConfigurationError, NotAStore, OffsetOutOfRange
+from stratalog.errors import ConfigurationError, CorruptData, NotAStore, OffsetOutOfRange
 from stratalog.layout.names import is_tiered
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.arguments import (
@@ -96,35 +95,42 @@ class JoinedStore:
         self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX, limit: int | None = HITS_MAX
     ) -> Hits:
         """Messages with this key in [begin, end]: the newest `limit` of both sides (None: all), each once, oldest
-        first. Times and `more` as in `MessageStore.query`."""
+        first. Times, `more` and `damaged` as in `MessageStore.query`."""
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, limit = query_range(begin, end, limit)
         more, found = False, dict[tuple[int, int], Message]()
+        damaged: list[CorruptData] = []
         if self.policy is not ReadPolicy.FORCE or not is_tiered(topic):
             candidates = self.store.candidates(topic, key=key, begin=begin, end=end)
-            for message in self._local_hits(candidates, topic, key, begin_ms, end_ms, limit + 1):
+            for message in self._local_hits(candidates, topic, key, begin_ms, end_ms, limit + 1, damaged):
                 found[message.queue_id, message.queue_offset] = message
         if self.policy is not ReadPolicy.DISABLE and is_tiered(topic):
             hits = self.tier.query(topic, key=key, begin=begin, end=end, limit=limit)
-            more = hits.more
+            more, damaged = hits.more, damaged + hits.damaged
             for message in hits:
                 found.setdefault((message.queue_id, message.queue_offset), message)
         ordered = sorted(found.values(), key=lambda hit: (hit.store_timestamp, hit.queue_id, hit.queue_offset))
-        return Hits(ordered[max(0, len(ordered) - limit) :], more=more or len(ordered) > limit)
+        return Hits(ordered[max(0, len(ordered) - limit) :], more=more or len(ordered) > limit, damaged=damaged)
 
     def _local_hits(
-        self, candidates: Iterator[int], topic: str, key: str, begin: int, end: int, limit: int
-    ) -> Iterator[Message]:
-        """The newest `limit` local messages with the key. The local index still names records that retention took."""
-        hits = (
-            message
-            for offset in candidates
-            if offset >= self.store.log.first_offset
-            and (message := self.store.log.message(offset)).topic == topic
-            and begin <= message.store_timestamp <= end
-            and key in keys_of(message)
-        )
-        return islice(hits, limit)
+        self, candidates: Iterator[int], topic: str, key: str, begin: int, end: int, limit: int,
+        damaged: list[CorruptData],
+    ) -> Iterator[Message]:  # fmt: skip
+        """The newest `limit` local messages with the key; what is damaged among them is added to `damaged`. The local
+        index still names records that retention took."""
+        for offset in candidates if limit else ():
+            if offset < self.store.log.first_offset:
+                continue
+            try:
+                message = self.store.log.message(offset)
+            except CorruptData:
+                damaged.append(self.store.damaged_hit(topic, key, offset))
+                continue
+            if message.topic == topic and begin <= message.store_timestamp <= end and key in keys_of(message):
+                yield message
+                limit -= 1
+                if not limit:
+                    return
 
 
 def attach(

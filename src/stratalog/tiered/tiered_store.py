@@ -100,7 +100,8 @@ class TieredStore:
     ) -> Hits:
         """Messages of a topic with this key (a word of KEYS, or UNIQ_KEY) that were stored in [begin, end].
 
-        The newest `limit` of them (None: all), oldest first. Times and `more` as in `MessageStore.query`.
+        The newest `limit` of them (None: all), oldest first. Times, `more` and `damaged` as in `MessageStore.query`; a
+        damaged index raises `CorruptData`.
 
         At most two reads for each index file that may hold it (headers are read once), and one for each message that
         shares the key's hash. Topic and key are compared, so a hash collision is never returned.
@@ -114,6 +115,7 @@ class TieredStore:
         if known is None or begin > end:
             return Hits()
         seen: set[tuple[int, int]] = set()
+        damaged: list[CorruptData] = []
         for source in self._index.sources(self.state, begin, end):
             if len(newest) == limit and source.time_high < newest[0][0]:
                 break
@@ -123,13 +125,18 @@ class TieredStore:
                 if (item.queue_id, item.commit_log_offset) in seen or _is_older(item, newest, limit):
                     continue
                 seen.add((item.queue_id, item.commit_log_offset))
-                message = self._message(topic, item)
+                try:
+                    message = self._message(topic, item)
+                except CorruptData as error:
+                    damaged.append(error)
+                    continue
                 if message is not None and begin <= message.store_timestamp <= end and key in keys_of(message):
                     rank = (message.store_timestamp, message.queue_id, message.queue_offset)
                     (heapq.heappush if len(newest) < limit else heapq.heappushpop)(newest, rank)
                     found[message.queue_id, message.queue_offset] = message
         more = len(newest) == limit
-        return Hits((found[queue_id, offset] for _, queue_id, offset in sorted(newest)[more:]), more=more)
+        hits = (found[queue_id, offset] for _, queue_id, offset in sorted(newest)[more:])
+        return Hits(hits, more=more, damaged=damaged)
 
     def index_items(self, topic: str, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[Item]:
         """What the index holds for a key and a time range, before anything is compared with the messages."""
