@@ -1,0 +1,153 @@
+"""A store that is closed under a call: what the call would have returned, or StoreClosed; nothing else."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stratalog
+from store.model import SMALL
+from stratalog.errors import StoreClosed
+from stratalog.store import lookup, reading
+from stratalog.store.message_store import MessageStore
+from stratalog.store.queue import Queue
+
+SEED = 20261122
+BATCHES, LIGHT = "batches", "%LMQ%light"
+COUNT = 60
+SETTINGS = SMALL | {"enable_lmq": True, "enable_multi_dispatch": True, "enable_consume_queue_ext": True}
+ROWS = pa.record_batch({"body": [b"z" * 100] * 50})
+
+Call = Callable[[MessageStore, dict[str, Queue]], Any]
+
+
+def _batch(store: MessageStore, queues: dict[str, Queue]) -> Any:
+    return queues[BATCHES].put_batch([b"1", b"2"], unique_key="u", keys="k")
+
+
+def _of_each(call: Callable[[Queue], Any]) -> Call:
+    return lambda store, queues: [call(queue) for queue in queues.values()]
+
+
+CALLS: dict[str, Call] = {
+    "put": lambda store, queues: store.put("t", b"x", keys="k"),
+    "put to a new topic": lambda store, queues: store.put(f"n{random.randrange(30)}", b"x"),
+    "put to a light queue": lambda store, queues: store.put("t", b"x", properties={"INNER_MULTI_DISPATCH": LIGHT}),
+    "queue.put": lambda store, queues: queues["t"].put(b"x", keys="k"),
+    "put_raw": lambda store, queues: queues["t"].put_raw(b"x"),
+    "put_record": lambda store, queues: queues["t"].put_record(b"x"),
+    "put_many": lambda store, queues: queues["t"].put_many([b"x"] * 20),
+    "put_batch": _batch,
+    "put_async": lambda store, queues: asyncio.run(store.put_async("t", b"x")),
+    "append": lambda store, queues: queues["t"].append(ROWS),
+    "create_topic": lambda store, queues: store.create_topic(f"c{random.randrange(9)}"),
+    "flush": lambda store, queues: store.flush(),
+    "durable_offset": lambda store, queues: (store.durable_offset, store.dispatch_lag, store.oldest_unflushed_ms),
+    "queue": lambda store, queues: store.queue(f"q{random.randrange(99)}"),
+    "queues": lambda store, queues: (store.queues(), store.topics(), store.topic_configs, store.consumer_offsets()),
+    "read": _of_each(lambda queue: list(queue.read())),
+    "read a few": _of_each(lambda queue: list(queue.read(queue.max_offset - 3))),
+    "follow": lambda store, queues: list(islice(queues["t"].read(queues["t"].max_offset - 1, follow=True), 2)),
+    "read_arrow": _of_each(lambda queue: queue.read_arrow()),
+    "units": lambda store, queues: (queues["t"].units(0, 1000), queues["t"].extension(3)),
+    "offset_at": _of_each(lambda queue: queue.offset_at(int(time.time() * 1000))),
+    "estimate_count": _of_each(lambda queue: queue.estimate_count(tags="a")),
+    "estimate_count by time": _of_each(lambda queue: queue.estimate_count(begin=10**12)),
+    "min and max offset": _of_each(lambda queue: (queue.min_offset, queue.max_offset)),
+    "query": lambda store, queues: _whole([store.query(topic, key="k") for topic in queues]),
+    "query_many": lambda store, queues: _whole(store.query_many("t", ["k", "K1", "none"]).values()),
+    "candidates": lambda store, queues: _whole([list(store.candidates("t", key="k"))]),
+    "message": lambda store, queues: store.message(store.log.first_offset),
+}
+
+
+def _whole(answers: Any) -> None:
+    """A key that messages carry finds some, or the call raises: it does not say that there are none."""
+    assert list(answers)[0], "no message, though there are some"
+
+
+def made(root: Path) -> tuple[MessageStore, dict[str, Queue]]:
+    store = stratalog.open(root, **SETTINGS)
+    store.create_topic(BATCHES, queue_type="BatchCQ")
+    for number in range(COUNT):
+        store.put("t", b"%d" % number, keys=["k", f"K{number}"], tags="a", properties={"INNER_MULTI_DISPATCH": LIGHT})
+        if number % 10 == 0:
+            store.queue(BATCHES).put_batch([b"1", b"2"], unique_key="u", keys="k")
+    queues = {name: store.queue(name) for name in ("t", BATCHES, LIGHT)}
+    store.dispatch()
+    return store, queues
+
+
+@pytest.fixture(params=["native", "python"])
+def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(reading, "ready_or_started", lambda: False)
+        monkeypatch.setattr(lookup, "ready_or_started", lambda: False)
+
+
+def until_closed(call: Call, store: MessageStore, queues: dict[str, Queue], wrong: list[str], name: str) -> None:
+    while not wrong:
+        try:
+            call(store, queues)
+        except StoreClosed:
+            return
+        except BaseException as error:  # noqa: BLE001 - whatever else is a finding
+            wrong.append(f"{name}: {error!r}")
+            return
+        if store.log.failure and name == "durable_offset":  # figures that a closed store has, too
+            return
+
+
+@pytest.mark.usefixtures("_either_way")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_store_closed_under_a_call_raises_store_closed(name: str, tmp_path: Path) -> None:
+    chance, wrong = random.Random(f"{SEED} {name}"), list[str]()
+    for _ in range(2):
+        store, queues = made(tmp_path / str(chance.random()))
+        threads = [
+            threading.Thread(target=until_closed, args=(CALLS[name], store, queues, wrong, name)) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(chance.random() * 0.02)  # so that it is somewhere within the call
+        store.close()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert not wrong, wrong[0]
+
+
+@pytest.mark.usefixtures("_either_way")
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "durable_offset"])
+def test_a_store_whose_mappings_went_between_two_steps_of_a_call(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the close came behind the call's own check: everything is released, the store is not marked as closed."""
+    store, queues = made(tmp_path)
+    store.close()
+    monkeypatch.setattr(store, "_closed", False)
+    try:
+        CALLS[name](store, queues)
+    except StoreClosed:
+        pass
+    else:
+        assert name in RETURN_STILL, "it returned"
+
+
+RETURN_STILL = {"queues", "min and max offset", "units", "create_topic", "flush", "queue"}
+"""They ask what is in memory, or in a file that is read by its name."""
+
+
+@pytest.fixture(autouse=True)
+def _descriptors() -> Iterator[None]:
+    """None is left open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
