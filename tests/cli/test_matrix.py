@@ -110,7 +110,7 @@ def test_output_that_nobody_takes_is_no_error_and_a_full_disk_is_one(
     os.close(writing)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
-    assert done.returncode == (1 if output == "full" else 0), done.stderr
+    assert done.returncode == (4 if output == "full" else 0), done.stderr
     assert ("No space left on device" in done.stderr) == (output == "full")
 
 

@@ -70,7 +70,7 @@ CALLS: dict[str, Call] = {
 
 def _whole(answers: Any) -> None:
     """A key that messages carry finds some, or the call raises: it does not say that there are none."""
-    assert list(answers)[0], "no message, though there are some"
+    assert next(iter(answers)), "no message, though there are some"
 
 
 def made(root: Path) -> tuple[MessageStore, dict[str, Queue]]:

@@ -1,10 +1,9 @@
 """The command's entry: which commands there are, and how errors leave it.
 
 Exit codes: 0 done, 1 a problem was found or the work failed, 2 the command was called in a wrong way, 3 (`put`) put
-after damage that RocketMQ may end the log at.
+after damage that RocketMQ may end the log at, 4 done, but standard output did not take the result.
 """
 
-import contextlib
 import os
 import sys
 from typing import Annotated, Any
@@ -16,11 +15,13 @@ from stratalog import __version__
 from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
-from stratalog.errors import StratalogError
+from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
+from stratalog.errors import ConfigurationError, StratalogError
+from stratalog.store.os_errors import is_no_thread
 
 PROGRAM = "stratalog"
 """However it was called: shell completion is looked up by this name."""
-FAILED = 1
+FAILED, WRONG_CALL = 1, 2
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended."""
 
@@ -31,16 +32,25 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except ConfigurationError as error:
+            complain(str(error))
+            raise typer.Exit(WRONG_CALL) from None
         except StratalogError as error:
             complain(str(error))
         except BrokenPipeError:  # whoever read our output has seen enough
-            _discard_output()
+            discard_output()
             raise typer.Exit(0) from None
+        except OutputLost as error:
+            raise end_without_output(error) from None
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             complain(f"{place}{error.strerror or error}; check the path, its permissions and the space on its disk")
         except MemoryError:
             complain("memory is short: free some, or raise the limit (ulimit -v)")
+        except RuntimeError as error:
+            if not is_no_thread(error):
+                raise
+            complain("no thread can be started: free memory, or raise the limits (ulimit -v, ulimit -u)")
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package == "stratalog":
@@ -98,32 +108,15 @@ def stratalog(
 def main() -> None:
     """Run the command line. No file that it or a child of it creates may be written to by others."""
     os.umask(os.umask(0o022) | 0o022)
-    if sys.stdout is None:  # closed: the first file that is opened would take its number
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-    with contextlib.suppress(AttributeError):
-        # A body may hold any character; one that the terminal cannot show must not stop the listing.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    open_streams()
     try:
-        app(prog_name=PROGRAM)
-    except SystemExit as ended:
-        sys.exit(_flushed(ended.code))
-
-
-def _flushed(code: str | int | None) -> str | int | None:
-    """Write what is left of the output, which may fail only now; returns the exit code."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-    except OSError as error:
-        _discard_output()
-        complain(f"standard output: {error.strerror}; not all of it was written")
-        return code or FAILED
-    return code
-
-
-def _discard_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            app(prog_name=PROGRAM)
+        except SystemExit:
+            flush_output()
+            raise
+    except OutputLost as error:  # while help is shown, or only as the rest is written
+        sys.exit(end_without_output(error).exit_code)
 
 
 if __name__ == "__main__":

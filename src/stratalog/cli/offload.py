@@ -2,13 +2,17 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import JsonFlag, StoreArgument, warm_up
 from stratalog.cli.progress import Progress
+from stratalog.cli.streams import shows_what_is_done
+
+if TYPE_CHECKING:
+    from stratalog.pipeline.offload import OffloadReport
 
 EXAMPLES = """
 stratalog offload data/store data/tier
@@ -50,9 +54,15 @@ def offload(
             compact_index=compact,
             progress=lambda state: progress(state.log_size, state.log_size_total, state.record_count),
         )
-    if as_json:
-        show_json(asdict(report))
-        return
+    done = f"{counted(report.record_count, 'message')} copied to {tier}"
+    with shows_what_is_done(done):
+        if as_json:
+            show_json(asdict(report))
+        else:
+            _show(report, tier)
+
+
+def _show(report: "OffloadReport", tier: Path) -> None:
     stays = {}
     if report.passed_over:
         stays["passed over"] = (

@@ -9,17 +9,18 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import complain, show_json
+from stratalog.cli.output import complain, show_json, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
 from stratalog.cli.progress import Progress
-from stratalog.errors import IllegalMessage
+from stratalog.cli.streams import shows_what_is_done
+from stratalog.errors import IllegalMessage, StratalogError
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
     from stratalog.store.record_put import Receipt
 
-PUT_AFTER_DAMAGE = 3
-"""Exit code."""
+NOT_ALL, WRONG_CALL, PUT_AFTER_DAMAGE = 1, 2, 3
+"""Exit codes."""
 
 EXAMPLES = """
 stratalog put data/store orders "a first message" --tags paid --key o-1
@@ -52,29 +53,46 @@ def put(
 
     What was put is on the disk when the command says so.
 
-    Exit code 0: put. 1: not, or not all. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ
-    may drop them when it starts next. A line on stderr names the repair.
+    Exit code 0: put. 1: not, or not all: a line on stderr says how many lines were put. 2: the call is wrong, nothing
+    was put. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ may drop them when it starts
+    next. A line on stderr names the repair. 4: put, but standard output does not take the receipt.
     """
     if body is not None and file is not None:
         raise typer.BadParameter("give the message or --file, not both")
+    if body is not None and lines:
+        raise typer.BadParameter("--lines takes the lines of --file or of standard input: leave BODY out")
     described: dict[str, Any] = {"tags": tags, "keys": key, "properties": _properties(property_)}
     with open_local(store, mode="w", given=given, conf=conf, small=small) as opened:
-        queue = opened.queue(topic, queue_id)
+        for note in opened.recovery.notes:
+            tell(f"note: {note}")
         first: Receipt | None
         last: Receipt | None
         begin = time.perf_counter()
-        if body is not None or (file is not None and not lines):
-            content = body.encode("utf-8", "surrogateescape") if body is not None else _content(file, opened)
-            first = last = queue.put(content, **described)
-            count = 1
-        else:
-            first, last, count = _put_lines(queue, file, described)
+        try:
+            queue = opened.queue(topic, queue_id)
+            if body is not None or (file is not None and not lines):
+                content = body.encode("utf-8", "surrogateescape") if body is not None else _content(file, opened)
+                first = last = queue.put(content, **described)
+                count = 1
+            else:
+                first, last, count = _put_lines(queue, file, described)
+        except IllegalMessage as error:
+            complain(str(error))
+            raise typer.Exit(WRONG_CALL) from None
         opened.flush()
         seconds = time.perf_counter() - begin
         warning = opened.recovery.warning
-    _show(queue, first, last, count, seconds, as_json=as_json)
     if warning:
         complain(warning)
+    stored = "nothing was put"
+    if first is not None and last is not None:
+        which = f"the {count:,} messages are" if count > 1 else "the message is"
+        stored = (
+            f"{which} stored, in {queue.topic}/{queue.queue_id} from offset {first.queue_offset:,} on: do not put again"
+        )
+    with shows_what_is_done(stored):
+        _show(queue, first, last, count, seconds, as_json=as_json)
+    if warning:
         raise typer.Exit(PUT_AFTER_DAMAGE)
 
 
@@ -104,7 +122,17 @@ def _put_lines(
     count = size = 0
     with _opened(file) as stream, Progress("put") as progress:
         for line in stream:
-            last = queue.put(line.rstrip(b"\r\n"), **described)
+            try:
+                last = queue.put(line.rstrip(b"\r\n"), **described)
+            except StratalogError as error:
+                if not count:
+                    raise
+                queue.store.flush()
+                complain(
+                    f"line {count + 1:,}: {error}. The {count:,} lines before it were put, the last at offset "
+                    f"{queue.next_offset - 1:,} of {queue.topic}/{queue.queue_id}: go on with line {count + 1:,}"
+                )
+                raise typer.Exit(NOT_ALL) from None
             first = first or last
             count += 1
             size += len(line)

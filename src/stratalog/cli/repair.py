@@ -9,11 +9,13 @@ import typer
 from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
+from stratalog.cli.streams import shows_what_is_done
 from stratalog.errors import command
 
 if TYPE_CHECKING:
     from stratalog.tools.rebuild import Rebuilt
     from stratalog.tools.repair_plan import RepairPlan
+    from stratalog.tools.verify_report import VerifyReport
 
 REPAIR_EXAMPLES = """
 stratalog repair data/store                          # what is wrong and what would be done; changes nothing
@@ -61,21 +63,24 @@ def repair(
             raise typer.Exit(_STILL_DAMAGED)
         return
     if not as_json:
-        _show_plan(plan, acting=True)
+        with shows_what_is_done("nothing was changed"):
+            _show_plan(plan, acting=True)
     begin = time.perf_counter()
     report = mend(plan, to=to, step=lambda text: None if as_json else tell(f"… {text}"))
     seconds = time.perf_counter() - begin
+    left = f"{counted(report.problem_count, 'problem')} left; {command('verify', to or store)} lists them"
+    state = "whole" if report.ok else left
+    with shows_what_is_done(f"the repair is done. {to or store}: {state}"):
+        _show_report(plan, report, f"{to or store}: {state}", seconds, as_json=as_json)
+    if not report.ok or plan.unmended:
+        raise typer.Exit(_STILL_DAMAGED)
+
+
+def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, seconds: float, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_json(plan) | {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count})
     else:
-        state = (
-            "whole"
-            if report.ok
-            else f"{counted(report.problem_count, 'problem')} left; {command('verify', to or store)} lists them"
-        )
-        print(f"\n{to or store}: {state}; {report.record_count:,} records ({seconds_text(seconds)})")
-    if not report.ok or plan.unmended:
-        raise typer.Exit(_STILL_DAMAGED)
+        print(f"\n{result}; {report.record_count:,} records ({seconds_text(seconds)})")
 
 
 def rebuild(
@@ -114,10 +119,11 @@ def rebuild(
     with Progress("rebuild") as progress:
         rebuilt = build(store, settings=settings_of(given, conf), parts=parts, progress=progress.of_opening)
     seconds = time.perf_counter() - begin
-    if as_json:
-        show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})
-    else:
-        _show_rebuilt(rebuilt, seconds)
+    with shows_what_is_done(f"{', '.join(rebuilt.parts)} of {store} are built anew"):
+        if as_json:
+            show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})
+        else:
+            _show_rebuilt(rebuilt, seconds)
     if rebuilt.damages:
         what = counted(len(rebuilt.damages), "damaged range")
         complain(f"{what} of the log stepped over: {command('repair', store)}")

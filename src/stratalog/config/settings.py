@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from stratalog.config.shown import shown
 from stratalog.errors import ConfigurationError, IllegalMessage
 from stratalog.layout import index, message, names, queue
 
@@ -14,6 +15,12 @@ Release = Literal["5.5", "5.3"]
 
 _INT_MAX = 2**31 - 1
 _TEXT_SIZE_MAX = 1 << 20
+_NONE_TAKES_WHAT_IS_THERE = frozenset(
+    {
+        "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "mapper_file_size_batch_consume_queue",
+        "mapped_file_size_consume_queue_ext", "max_hash_slot_num", "max_index_num",
+    }
+)  # fmt: skip
 _FLUSH_DISK_TYPES: dict[str, FlushMode] = {"ASYNC_FLUSH": "async", "SYNC_FLUSH": "sync"}
 
 
@@ -98,7 +105,7 @@ class StoreSettings:
         known = {field.name for field in fields(self)}
         for name in given:
             if name not in known:
-                raise ConfigurationError(f"unknown setting {name!r}; known are {', '.join(sorted(known))}")
+                raise ConfigurationError(f"unknown setting {shown(name)}; known are {', '.join(sorted(known))}")
         return replace(self, **given)
 
     def __post_init__(self) -> None:
@@ -106,7 +113,7 @@ class StoreSettings:
         for name, choices in (("flush", ("async", "sync")), ("compatibility", ("5.5", "5.3"))):
             value = getattr(self, name)
             if type(value) is not str or value not in choices:
-                raise ConfigurationError(f"{name}={value!r}: give {' or '.join(map(repr, choices))}")
+                raise ConfigurationError(f"{name}={shown(value)}: give {' or '.join(map(repr, choices))}")
         smallest = message.FIXED_SIZE_V1 + message.BLANK.size
         for name, least in (
             ("mapped_file_size_commit_log", smallest),
@@ -122,13 +129,15 @@ class StoreSettings:
             ("flush_interval_consume_queue", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not least <= value <= _INT_MAX):
+            if value is None and name in _NONE_TAKES_WHAT_IS_THERE:
+                continue
+            if type(value) is not int or not least <= value <= _INT_MAX:
                 raise ConfigurationError(
-                    f"{name}={value!r:.80}: give a whole number of at least {least}, at most 2^31 - 1"
+                    f"{name}={shown(value)}: give a whole number of at least {least}, at most 2^31 - 1"
                 )
         for field in fields(self):
             if field.type is bool and type(getattr(self, field.name)) is not bool:
-                raise ConfigurationError(f"{field.name}={getattr(self, field.name)!r}: give True or False")
+                raise ConfigurationError(f"{field.name}={shown(getattr(self, field.name))}: give True or False")
         if self.batch_consume_queue_file_size % queue.BATCH_UNIT.size:
             raise ConfigurationError(
                 f"mapper_file_size_batch_consume_queue={self.mapper_file_size_batch_consume_queue}: "
@@ -142,9 +151,9 @@ class StoreSettings:
         for name, check in (("message_delay_level", names.delay_table_ms), ("store_host", message.Host.parse)):
             value = getattr(self, name)
             try:
-                check(value if isinstance(value, str) else "?")
+                check(value if type(value) is str else "?")
             except IllegalMessage as error:
-                raise ConfigurationError(f"{name}={value!r:.80}: {error}") from None
+                raise ConfigurationError(f"{name}={shown(value)}: {error}") from None
 
     @classmethod
     def from_broker_conf(cls, path: Path) -> Self:

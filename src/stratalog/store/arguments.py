@@ -4,12 +4,14 @@ A rule returns an exact `bytes`, `str`, `int`, `list` or `dict` that nobody else
 method of a subclass and no other thread changes a value between its check and its use.
 """
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Any, Literal
 
+from stratalog.config.shown import shown
 from stratalog.errors import ConfigurationError, IllegalMessage, StratalogError
 from stratalog.layout.properties import KEY_SEPARATOR
 
@@ -24,8 +26,6 @@ _FIELD_NAME = re.compile(":[^:]*:")
 _NO_BYTES = re.compile("[Ouw]")
 """In the format of a buffer: pointers to objects, or text."""
 _ONE = (str, bytes, bytearray, memoryview)
-_SHOWN_TYPES = (type(None), bool, int, float, str, bytes)
-_SHOWN_CHARS = 80
 _ALL = 1 << 62
 
 
@@ -52,11 +52,11 @@ def exact_list(name: str, values: Any) -> list[Any]:
     if kind is list:
         return [*values]
     if issubclass(kind, _ONE):
-        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable of several; nothing was written")
+        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable of several")
     try:
         iterator = iter(values)
     except TypeError:
-        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable; nothing was written") from None
+        raise IllegalMessage(f"{name} is {shown(values)}: give an iterable") from None
     return list(iterator)
 
 
@@ -77,7 +77,7 @@ def bytes_or_list(name: str, value: Any) -> bytes | list[bytes]:
 def exact_text(name: str, value: Any) -> str:
     """The content of a `str`; of a subclass, not what its `__str__` returns."""
     if not issubclass(type(value), str):
-        raise IllegalMessage(f"{name} is {shown(value)}: give a str; nothing was written")
+        raise IllegalMessage(f"{name} is {shown(value)}: give a str")
     return str.__str__(value)
 
 
@@ -145,11 +145,51 @@ def exact_int(name: str, value: Any, error: type[StratalogError] = IllegalMessag
     raise error(f"{name} {shown(value)}: give a whole number")
 
 
+def path_text(name: str, value: Any) -> str:
+    """A path as text. Raises `ConfigurationError` for what is no path, or holds a zero byte."""
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        text = None
+    if not issubclass(type(text), str):
+        raise ConfigurationError(f"{name} {shown(value)}: give a str or a path object")
+    text = str.__str__(text)
+    if "\0" in text or not text:
+        raise ConfigurationError(f"{name} {shown(text)}: give a path that is not empty and holds no zero byte")
+    return text
+
+
+def one_of(name: str, value: Any, *choices: str) -> str:
+    """One of some words. Raises `ConfigurationError`."""
+    text = str.__str__(value) if issubclass(type(value), str) else None
+    if text not in choices:
+        raise ConfigurationError(f"{name} {shown(value)}: give {' or '.join(map(repr, choices))}")
+    return text
+
+
+def check_type(name: str, value: Any, kind: type, wanted: str) -> None:
+    """Raise `ConfigurationError` for what is of another type."""
+    if not issubclass(type(value), kind):
+        raise ConfigurationError(f"{name} {shown(value)}: {wanted}")
+
+
+def column_names(columns: Any, known: Sequence[str]) -> list[str]:
+    """Names of columns, all of them for None. Raises `ConfigurationError` for others."""
+    if columns is None:
+        return list(known)
+    try:
+        names = text_list("columns", columns)
+    except IllegalMessage as error:
+        raise ConfigurationError(str(error)) from None
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(f"no column {', '.join(map(shown, unknown))}; there are {', '.join(known)}")
+    return names
+
+
 def check_bound(bound: Any) -> Literal["lower", "upper"]:
     """Raise `ConfigurationError` for a bound that is neither."""
-    if not issubclass(type(bound), str) or str.__str__(bound) not in ("lower", "upper"):
-        raise ConfigurationError(f"bound {shown(bound)}: give 'lower' or 'upper'")
-    return "upper" if str.__str__(bound) == "upper" else "lower"
+    return "upper" if one_of("bound", bound, "lower", "upper") == "upper" else "lower"
 
 
 def exact_count(name: str, value: Any) -> int:
@@ -185,12 +225,3 @@ def query_range(begin: Any, end: Any, limit: Any) -> tuple[int, int, int]:
     """Milliseconds of begin and end, and how many hits are wanted at most; None stands for all."""
     wanted = _ALL if limit is None else min(exact_count("limit", limit), _ALL)
     return milliseconds("begin", begin), milliseconds("end", end), wanted
-
-
-def shown(value: Any) -> str:
-    """A value for an error message; of types other than the plain ones only the name, their `repr` may do anything."""
-    kind = type(value)
-    if kind not in _SHOWN_TYPES:
-        return f"of type {kind.__name__}"
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stratalog.config.shown import shown
 from stratalog.errors import IllegalMessage
 from stratalog.kernels.columns import decode_arrow
 from stratalog.kernels.encode import EncodeStatus, encode_batch, holds_separator
@@ -36,7 +37,7 @@ from stratalog.layout.properties import (
     VALUE_END,
 )
 from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
-from stratalog.store.arguments import exact_text, shown
+from stratalog.store.arguments import column_names, exact_count, exact_text
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.queue import Queue
 from stratalog.store.reading import check_complete
@@ -329,8 +330,8 @@ def read_arrow(
     store: "MessageStore", queue: Queue, first: int | None, count: int, columns: Iterable[str] | None
 ) -> pa.RecordBatch:
     """See `Queue.read_arrow`."""
+    count, names = exact_count("count", count), column_names(columns, ARROW_SCHEMA.names)
     start = queue.start_of(first)
-    names = list(columns) if columns is not None else ARROW_SCHEMA.names
     units = store.units_of(queue)
     if isinstance(units, BatchQueue) or queue.is_special:
         messages = takewhile(lambda message: message.queue_offset < start + count, queue.read(start, count=count))

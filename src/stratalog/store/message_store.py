@@ -10,6 +10,7 @@ from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from stratalog.config.settings import StoreSettings
+from stratalog.config.shown import shown
 from stratalog.errors import (
     ConfigurationError,
     CorruptData,
@@ -31,11 +32,12 @@ from stratalog.layout.properties import WAIT
 from stratalog.store.arguments import (
     TIME_MAX,
     Moment,
+    check_type,
+    exact_count,
     exact_int,
     exact_properties,
     exact_text,
     query_range,
-    shown,
     text_list,
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
@@ -66,6 +68,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("stratalog")
 _KEEPS_PER_INDEX_HEADER = 15
 """The index is made durable with every so manieth checkpoint: its slots are dirty all over after a second."""
+
+
+def _pieces(batch: Any) -> "list[pa.RecordBatch]":
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        return list(batch.to_batches())
+    if isinstance(batch, pa.RecordBatch):
+        return [batch]
+    raise IllegalMessage(f"batch {shown(batch)}: give a pyarrow RecordBatch or Table; nothing was written")
 
 
 class MessageStore:
@@ -403,7 +415,7 @@ class MessageStore:
 
         ranges: dict[tuple[str, int], range] = {}
         put_count = 0
-        for piece in batch.to_batches() if hasattr(batch, "to_batches") else [batch]:
+        for piece in _pieces(batch):
             try:
                 added = append_batch(self, piece, topic, queue_id)
             except (DiskFull, IllegalMessage) as error:
@@ -584,6 +596,7 @@ class MessageStore:
         effect = "The file is whole; create the topic again then"
         with refusing(f"topic {name!r} of {self.root} cannot be created", effect), self._queues_lock:
             name = exact_text("topic", name)
+            queues = exact_count("queues", queues)
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
@@ -673,6 +686,7 @@ class MessageStore:
         """What `Queue.read_arrow` does."""
         from stratalog.store.arrow import read_arrow
 
+        check_type("queue", queue, Queue, "give a queue of this store, as store.queue(topic) returns")
         return read_arrow(self, queue, first, count, columns)
 
     def message(self, commit_log_offset: int) -> Message:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore, StratalogError, command
+from stratalog.config.shown import shown
+from stratalog.errors import ConfigurationError, NotAStore, StoreUnavailable, StratalogError, command
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
+from stratalog.store.arguments import check_type, one_of, path_text
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
-from stratalog.store.os_errors import reason, refusal
+from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, reason, refusal, thread_refusal
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import completed, guess_text, sized
 
@@ -53,12 +55,17 @@ def open_store(
     docs/small-stores.md). Settings are keywords, named as in `StoreSettings`; each overrides that of `settings`.
     Raises `NotAStore`, `StoreLocked`, `StoreUnavailable`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
-    root = Path(path)
-    if mode not in ("r", "w"):
-        raise ConfigurationError(f"mode={mode!r}: give 'r' or 'w'")
-    disk = disk or (PrivateDisk() if mode == "r" else Disk())
-    if settings is not None and not isinstance(settings, StoreSettings):
-        raise ConfigurationError(f"settings={settings!r}: give StoreSettings, or single settings as keywords")
+    root, mode = Path(path_text("path", path)), "r" if one_of("mode", mode, "r", "w") == "r" else "w"
+    if disk is None:
+        disk = PrivateDisk() if mode == "r" else Disk()
+    if settings is not None:
+        check_type("settings", settings, StoreSettings, "give StoreSettings, or single settings as keywords")
+    check_type("disk", disk, Disk, "give a Disk")
+    check_type("small", small, bool, "give True or False")
+    functions: dict[str, Any] = {"clock_ns": clock_ns, "progress": progress if progress is not None else time.time_ns}
+    for name, function in functions.items():
+        if not callable(function):
+            raise ConfigurationError(f"{name} {shown(function)}: give a function")
     settings = (settings or StoreSettings()).override(given)
     pauses_s = iter(_PAUSES_S if disk.read_only else ())
     while True:
@@ -77,6 +84,8 @@ def open_store(
         except BaseException as error:
             if store:
                 store.release()
+            if is_no_thread(error):
+                raise thread_refusal(f"{root} cannot be opened") from error
             if not isinstance(error, StratalogError | OSError | MemoryError):
                 raise
             pause_s = next(pauses_s, None)
@@ -107,9 +116,12 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
         return error
     file = getattr(error, "filename", None)
     if CACHE_DIRECTORY and file and str(file).startswith(CACHE_DIRECTORY):
-        return ConfigurationError(
-            f"the compiled kernels cannot be read or written: {reason(error)}. Give this user access to their "
-            "directory, remove it, or set NUMBA_CACHE_DIR to another one"
+        what = "the compiled kernels cannot be read or written"
+        if getattr(error, "errno", None) in SHORTAGES | FULL:
+            return refusal(what, error)
+        return StoreUnavailable(
+            f"{what}: {reason(error)}. Give this user access to their directory, remove it, or set NUMBA_CACHE_DIR to "
+            "another one"
         )
     return refusal(f"{root} cannot be opened", error)
 

@@ -85,3 +85,14 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
         if number in FULL:
             raise DiskFull(f"{what}: {reason(cause)}; free space there. {effect}") from error
         raise StoreUnavailable(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
+
+
+def is_no_thread(error: BaseException) -> bool:
+    """Whether it says that the system gives this process no further thread; Python has no class of its own for it."""
+    return isinstance(error, RuntimeError) and "start new thread" in str(error)
+
+
+def thread_refusal(what: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{what}: no thread can be started; free memory, or raise the limits (ulimit -v, ulimit -u). Nothing was lost"
+    )

@@ -386,7 +386,7 @@ class Queue:
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
         """Up to `count` messages as an Arrow batch in the columns of the Spark source (or those asked for)."""
-        return self.store.read_arrow(self, first, count=exact_count("count", count), columns=columns)
+        return self.store.read_arrow(self, first, count=count, columns=columns)
 
     def offset_at(self, time: Moment, *, bound: Literal["lower", "upper"] = "lower") -> int:
         """Queue offset by store time: of an aware datetime, or of milliseconds since 1970.
@@ -394,10 +394,11 @@ class Queue:
         `lower`: the first message stored at or after the time (max_offset when there is none); `upper`: the last one
         stored at or before it (min_offset when there is none). Raises `ConfigurationError` for what looks like seconds.
         """
-        return self.offset_at_ms(milliseconds("time", time), check_bound(bound))
+        return self.offset_at_ms(milliseconds("time", time), bound)
 
     def offset_at_ms(self, timestamp_ms: int, bound: Literal["lower", "upper"] = "lower") -> int:
         """The same of any number of milliseconds."""
+        timestamp_ms, bound = exact_int("timestamp_ms", timestamp_ms, ConfigurationError), check_bound(bound)
         low, high = self.min_offset, self.max_offset
         first = low
         while low < high:

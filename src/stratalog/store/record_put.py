@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
+from stratalog.config.shown import shown
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import (
     MAGIC_V1,
@@ -22,7 +23,7 @@ from stratalog.layout.message import (
 from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.arguments import exact_bytes, exact_int, exact_list, shown
+from stratalog.store.arguments import exact_bytes, exact_int, exact_list
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.special_put import special_of
 
