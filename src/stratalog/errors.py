@@ -2,6 +2,7 @@
 
     StratalogError
     ├── ConfigurationError    a setting, an option or the environment is wrong: fix it and try again
+    │   └── NotInstalled      a Java or a package is missing: install it
     ├── IllegalMessage        the message cannot be stored as it is: change it (nothing was written)
     ├── OffsetOutOfRange      the queue holds no such offset: read on from `next_offset`
     ├── StoreUnavailable      the system refuses (permissions, open files, memory): remove the cause and try again
@@ -32,6 +33,10 @@ class StratalogError(Exception):
 
 class ConfigurationError(StratalogError):
     """A setting or the environment is wrong; nothing was read or written."""
+
+
+class NotInstalled(ConfigurationError):
+    """Software that the work needs is missing; nothing was read or written."""
 
 
 class IllegalMessage(StratalogError):

