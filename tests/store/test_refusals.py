@@ -229,5 +229,5 @@ def test_kernels_that_cannot_be_read_are_no_fault_of_the_store(filled: Path, mon
         def map(self, path: Path) -> Any:
             raise PermissionError(errno.EACCES, "Permission denied", f"{jit.CACHE_DIRECTORY}/scan.nbi")
 
-    with pytest.raises(stratalog.errors.ConfigurationError, match=r"compiled kernels.*scan.nbi.*NUMBA_CACHE_DIR"):
+    with pytest.raises(stratalog.errors.StoreUnavailable, match=r"compiled kernels.*scan.nbi.*NUMBA_CACHE_DIR"):
         stratalog.open(filled, disk=Unreadable())

@@ -154,8 +154,12 @@ def path_text(name: str, value: Any) -> str:
     if not issubclass(type(text), str):
         raise ConfigurationError(f"{name} {shown(value)}: give a str or a path object")
     text = str.__str__(text)
-    if "\0" in text or not text:
-        raise ConfigurationError(f"{name} {shown(text)}: give a path that is not empty and holds no zero byte")
+    try:
+        is_name = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name or not text:
+        raise ConfigurationError(f"{name} {shown(text)}: give a path that is not empty, without a zero byte")
     return text
 
 
@@ -163,7 +167,7 @@ def one_of(name: str, value: Any, *choices: str) -> str:
     """One of some words. Raises `ConfigurationError`."""
     text = str.__str__(value) if issubclass(type(value), str) else None
     if text not in choices:
-        raise ConfigurationError(f"{name} {shown(value)}: give {' or '.join(map(repr, choices))}")
+        raise ConfigurationError(f"{name}={shown(value)}: give {' or '.join(map(repr, choices))}")
     return text
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from stratalog.config.settings import StoreSettings
 from stratalog.config.shown import shown
@@ -37,6 +37,7 @@ from stratalog.store.arguments import (
     exact_int,
     exact_properties,
     exact_text,
+    one_of,
     query_range,
     text_list,
 )
@@ -597,6 +598,9 @@ class MessageStore:
         with refusing(f"topic {name!r} of {self.root} cannot be created", effect), self._queues_lock:
             name = exact_text("topic", name)
             queues = exact_count("queues", queues)
+            queue_type = (
+                "BatchCQ" if one_of("queue_type", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
+            )
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
