@@ -164,10 +164,10 @@ def path_text(name: str, value: Any) -> str:
 
 
 def one_of(name: str, value: Any, *choices: str) -> str:
-    """One of some words. Raises `ConfigurationError`."""
+    """One of some words; the error begins with `name`. Raises `ConfigurationError`."""
     text = str.__str__(value) if issubclass(type(value), str) else None
     if text not in choices:
-        raise ConfigurationError(f"{name}={shown(value)}: give {' or '.join(map(repr, choices))}")
+        raise ConfigurationError(f"{name}{shown(value)}: give {' or '.join(map(repr, choices))}")
     return text
 
 
@@ -193,7 +193,7 @@ def column_names(columns: Any, known: Sequence[str]) -> list[str]:
 
 def check_bound(bound: Any) -> Literal["lower", "upper"]:
     """Raise `ConfigurationError` for a bound that is neither."""
-    return "upper" if one_of("bound", bound, "lower", "upper") == "upper" else "lower"
+    return "upper" if one_of("bound ", bound, "lower", "upper") == "upper" else "lower"
 
 
 def exact_count(name: str, value: Any) -> int:

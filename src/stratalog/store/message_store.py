@@ -599,7 +599,7 @@ class MessageStore:
             name = exact_text("topic", name)
             queues = exact_count("queues", queues)
             queue_type = (
-                "BatchCQ" if one_of("queue_type", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
+                "BatchCQ" if one_of("queue_type=", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
             )
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(

@@ -55,7 +55,7 @@ def open_store(
     docs/small-stores.md). Settings are keywords, named as in `StoreSettings`; each overrides that of `settings`.
     Raises `NotAStore`, `StoreLocked`, `StoreUnavailable`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
-    root, mode = Path(path_text("path", path)), "r" if one_of("mode", mode, "r", "w") == "r" else "w"
+    root, mode = Path(path_text("path", path)), "r" if one_of("mode=", mode, "r", "w") == "r" else "w"
     if disk is None:
         disk = PrivateDisk() if mode == "r" else Disk()
     if settings is not None:
