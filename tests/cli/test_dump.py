@@ -143,5 +143,5 @@ def test_a_closed_pipe_ends_it_quietly(small_store: Path) -> None:
 def test_a_file_that_is_nothing_we_know_is_refused_with_the_types(tmp_path: Path, call: Call) -> None:
     (tmp_path / "f").write_bytes(b"\xff" * 100)
     result = call("dump", tmp_path / "f")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--type commitlog|consumequeue" in result.stderr

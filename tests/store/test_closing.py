@@ -50,7 +50,7 @@ CALLS: dict[str, Call] = {
     "create_topic": lambda store, queues: store.create_topic(f"c{random.randrange(9)}"),
     "flush": lambda store, queues: store.flush(),
     "durable_offset": lambda store, queues: (store.durable_offset, store.dispatch_lag, store.oldest_unflushed_ms),
-    "queue": lambda store, queues: store.queue(f"q{random.randrange(99)}"),
+    "queue": lambda store, queues: store.queue(f"q{random.randrange(1 << 60)}"),
     "queues": lambda store, queues: (store.queues(), store.topics(), store.topic_configs, store.consumer_offsets()),
     "read": _of_each(lambda queue: list(queue.read())),
     "read a few": _of_each(lambda queue: list(queue.read(queue.max_offset - 3))),

@@ -594,13 +594,10 @@ class MessageStore:
         self._check_open()
         if self._disk.read_only:
             raise StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to create topics")
+        name, queues = exact_text("topic", name), exact_count("queues", queues)
+        queue_type = "BatchCQ" if one_of("queue_type=", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
         effect = "The file is whole; create the topic again then"
         with refusing(f"topic {name!r} of {self.root} cannot be created", effect), self._queues_lock:
-            name = exact_text("topic", name)
-            queues = exact_count("queues", queues)
-            queue_type = (
-                "BatchCQ" if one_of("queue_type=", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
-            )
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
