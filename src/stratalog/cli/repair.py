@@ -169,6 +169,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "savedFromRocketMQ": plan.behind_count,
         "lostMessages": plan.lost_count,
         "lost": [lost_json(message) for message in plan.lost],
+        "unplaced": plan.unplaced_count,
         "beforeTheLog": plan.gone_count,
         "cannotBeMended": plan.unmended,
     }  # fmt: skip
@@ -192,6 +193,9 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:
         shown["lost"] = _lost_text(plan)
+    if plan.unplaced_count:
+        what = counted(plan.unplaced_count, "whole record")
+        shown["unplaced"] = f"{what}, set aside: the place in a queue that it names is another record's, or cannot be"
     if plan.gone_count:
         what = counted(plan.gone_count, "message")
         shown["before it"] = f"{what} in front of the log's first file: removed by retention, or lost with a file"

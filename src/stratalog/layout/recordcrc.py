@@ -50,6 +50,13 @@ def record_crc_holds(record: bytes | memoryview) -> bool:
     return bytes(record[len(covered) :]) == CRC_LEAD + _digits(crc_of(covered)) + _END
 
 
+def with_crc_name(record: bytes) -> bytes:
+    """The record with the name of its CRC restored, if its last ten digits are its CRC and the name alone is wrong."""
+    tail = record[-CRC_PROPERTY_SIZE:]
+    restored = record[:-CRC_PROPERTY_SIZE] + CRC_LEAD + tail[len(CRC_LEAD) :]
+    return restored if not tail.startswith(CRC_LEAD) and record_crc_holds(restored) else record
+
+
 def has_record_crc(properties: bytes) -> bool:
     """Whether stored properties end with a record CRC, right or wrong."""
     return properties[-CRC_PROPERTY_SIZE:].startswith(CRC_LEAD) and len(properties) >= CRC_PROPERTY_SIZE

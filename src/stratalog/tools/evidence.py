@@ -6,6 +6,7 @@ record; and the records before and after it in the queue, whose offsets are one 
 differs, the others outvote it. Each record and each unit is looked at once.
 """
 
+import contextlib
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_BASE, inner_count
+from stratalog.layout.batch import INNER_BASE, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of
@@ -27,7 +28,7 @@ from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD
-from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
+from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.disk import Disk
 from stratalog.store.topics import Topics
 from stratalog.tools.survey import FileSurvey
@@ -69,6 +70,7 @@ class QueueEvidence:
         self.offsets = self.sizes = self.numbers = self.ends = np.zeros(0, np.int64)
         self.certain = self.supported = np.zeros(0, np.bool_)
         """Records with a record CRC, which holds; records that their own unit leads to."""
+        self.has_units = False
         self.lost_numbers: list[tuple[int, int]] = []
         """Offsets [first, end) of units that stand for messages lost before."""
 
@@ -110,39 +112,55 @@ class QueueEvidence:
         numbers, ends = self.numbers, self.ends
         if bool(np.all(numbers[1:] >= ends[:-1])):
             return []
-        weights = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
-        chosen = _heaviest(self.numbers.tolist(), self.ends.tolist(), weights.tolist())
+        chosen = _heaviest(self.numbers.tolist(), self.ends.tolist(), self._weights().tolist())
         return [at for at in range(len(numbers)) if at not in chosen]
+
+    def _weights(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
+        return found
+
+    def contested(self, outvoted: list[int]) -> set[int]:
+        """Those of the outvoted records that only one other keeps out, with no more evidence: either can be wrong."""
+        kept = np.ones(len(self.numbers), np.bool_)
+        kept[outvoted] = False
+        chosen, weights = np.flatnonzero(kept), self._weights()
+        before = np.searchsorted(chosen, outvoted)
+        first = np.minimum(before, np.searchsorted(self.ends[chosen], self.numbers[outvoted], "right"))
+        end = np.maximum(before, np.searchsorted(self.numbers[chosen], self.ends[outvoted], "left"))
+        return {
+            at for at, low, high in zip(outvoted, first.tolist(), end.tolist(), strict=True)
+            if high - low == 1 and weights[chosen[low]] <= weights[at]
+        }  # fmt: skip
 
 
 def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> set[int]:
     """The records of the heaviest sequence in which each begins at or after the end of the one before."""
     order = sorted(set(ends))
     rank = {end: number for number, end in enumerate(order, 1)}
-    tree = [(0, -1)] * (len(order) + 1)  # by rank: the heaviest sequence that ends there or before
-    exact: dict[int, tuple[int, int]] = {}
-    before = [-1] * len(numbers)
-    best = (0, 0, -1)
+    tree = [(0, 1)] * (len(order) + 1)  # by rank: weight of the heaviest sequence that ends there or before, and
+    exact: dict[int, tuple[int, int]] = {}  # its last record, negative: of two that weigh the same the first is taken
+    before = [1] * len(numbers)
+    best = (0, 0, 1)
     for at, (number, end, weight) in enumerate(zip(numbers, ends, weights, strict=True)):
-        low, found = bisect_left(order, number + 1), (0, -1)
+        low, found = bisect_left(order, number + 1), (0, 1)
         while low:
             found = max(found, tree[low])
             low &= low - 1
-        beside = exact.get(number, (-1, -1))
+        beside = exact.get(number, (-1, 1))
         if beside[0] + 1 >= found[0] and beside[0] >= 0:
             found = beside[0] + 1, beside[1]
         score = found[0] + weight
         before[at] = found[1]
-        exact[end] = max(exact.get(end, (-1, -1)), (score, at))
+        exact[end] = max(exact.get(end, (-1, 1)), (score, -at))
         place = rank[end]
         while place <= len(order):
-            tree[place] = max(tree[place], (score, at))
+            tree[place] = max(tree[place], (score, -at))
             place += place & -place
-        best = max(best, (score, -end, at))
-    chosen, at = set(), best[2]
-    while at >= 0:
-        chosen.add(at)
-        at = before[at]
+        best = max(best, (score, -end, -at))
+    chosen, last = set(), best[2]
+    while last <= 0:
+        chosen.add(-last)
+        last = before[-last]
     return chosen
 
 
@@ -150,7 +168,7 @@ class Evidence:
     """Takes the log file by file, then the queues; `claims` are then what units say that no whole record agrees to."""
 
     def __init__(self, root: Path, settings: StoreSettings, disk: Disk) -> None:
-        self._root, self._disk, self._file_size = root, disk, settings.commit_log_file_size
+        self._root, self._disk, self.file_size = root, disk, settings.commit_log_file_size
         self._batch_topics = Topics(root, disk).batch_topics
         light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
         self._has_light_queues = light or settings.dispatches_light_queues
@@ -220,7 +238,7 @@ class Evidence:
         queue, end = self.queue(topic, queue_id), number + 1
         if queue.is_batch:
             record = decode_record(data[position : position + size], verify=False)
-            end = number + (self._take_batch(record, topic, offset) or 1)
+            end = number + self._take_batch(record, topic, offset)
         elif self._has_light_queues and _LIGHT in data[position : position + size]:
             record = decode_record(data[position : position + size], verify=False)
             for name, place in light_places(record.properties, offset)[0]:
@@ -228,17 +246,14 @@ class Evidence:
         queue.add(offset, size, number, end, is_certain)
 
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:
-        """How many messages it holds; what its property says of its place is a claim if the head says otherwise."""
-        if not record.sys_flag & SysFlag.INNER_BATCH:
-            return 0
-        try:
-            count = inner_count(record.properties)
-        except IllegalMessage:
-            return 0
+        """How many queue offsets it takes; what its property says of its place is a claim if the head says
+        otherwise."""
         base = find_property(record.properties, INNER_BASE.encode()) or ""
         if base.isascii() and base.isdigit() and len(base) < 19 and int(base) != record.queue_offset:
-            self.claims[offset].append(Claim(topic, record.queue_id, int(base), record.total_size, count))
-        return count
+            with contextlib.suppress(IllegalMessage):
+                count = inner_count(record.properties)
+                self.claims[offset].append(Claim(topic, record.queue_id, int(base), record.total_size, count))
+        return batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
 
     # -- units -------------------------------------------------------------------------------------------------------
 
@@ -247,7 +262,7 @@ class Evidence:
         for queue in self.queues.values():
             queue.finish()
             if not is_light(queue.key[0]):
-                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self._file_size)
+                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self.file_size)
         hidden = np.array([*self.hidden], np.int64)
         self._offsets = np.unique(np.concatenate([hidden, *(queue.offsets for queue in self.queues.values())]))
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
@@ -270,6 +285,7 @@ class Evidence:
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         mine = ~is_lost & ~is_gone
+        queue.has_units |= bool(mine.any())
         numbers, offsets, sizes, counts, files = (
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
@@ -280,8 +296,8 @@ class Evidence:
         agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
         queue.supported[at[agrees]] = True
         if not is_light(queue.key[0]):
-            _count_files(self.led_to, offsets, self._file_size)
-            _count_files(self.agreed_in, offsets[agrees], self._file_size)
+            _count_files(self.led_to, offsets, self.file_size)
+            _count_files(self.agreed_in, offsets[agrees], self.file_size)
         # A file that leads to other records more often than to its own is another queue's.
         is_other = ~agrees & np.isin(offsets, self._offsets)
         file_count = int(files.max(initial=0)) + 1

@@ -2,11 +2,17 @@
 
 A restored record is accepted only if its lengths fill its place and its body has the CRC in its head, or its record CRC
 holds. Fields that nothing else names (times, hosts, user flag) are taken as they are.
+
+A record that was written to the wrong place is whole but for its commit log offset and its place in a queue. Without a
+record CRC that would fit the restored record, at most one of the fields that place a record may therefore be wrong.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, inner_count
@@ -27,10 +33,12 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
-from stratalog.layout.recordcrc import has_record_crc, record_crc_holds
+from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, Transaction, enters_queue
 from stratalog.tools.evidence import Claim
 
+_PLACING = frozenset({"queue_id", "queue_offset", "commit_log_offset", "topic"})
+"""Fields that say where a record belongs. One can be damaged; two that differ are those of another record."""
 _PREPARED_BIT = int(Transaction.PREPARED)
 """Set in both kinds of record that enter no queue, and in none that does."""
 
@@ -44,7 +52,7 @@ def restored(data: bytes, offset: int, claim: Claim | None) -> bytes | None:
         return None
     for shape in _shapes(data, claim):
         record = _record(data, offset, claim, *shape)
-        found = record.encode() if record else None
+        found = with_crc_name(record.encode()) if record else None
         if found and len(found) == len(data) and _is_sure(data, found, shape, claim):
             return found
     return None
@@ -126,7 +134,9 @@ def _record(
     sys_flag = head.sys_flag & ~HOSTS_MASK | flags
     if claim:
         sys_flag = sys_flag if enters_queue(sys_flag) else sys_flag & ~_PREPARED_BIT
-        properties = _with_batch(properties, sys_flag, claim)
+        properties = _with_batch(properties, claim)
+        if claim.batch_size and find_property(properties, INNER_NUM.encode()) == str(claim.batch_size):
+            sys_flag |= SysFlag.INNER_BATCH
     record = Record(
         topic=topic, body=body, properties=properties, queue_id=claim.queue_id if claim else head.queue_id,
         flag=head.flag, queue_offset=claim.queue_offset if claim else head.queue_offset, commit_log_offset=offset,
@@ -140,15 +150,30 @@ def _record(
     return replace(record, body_crc=None) if body and wrong_bits.bit_count() == 1 else record
 
 
-def _with_batch(properties: bytes, sys_flag: int, claim: Claim) -> bytes:
-    """Properties in which a batch has that queue offset and size, where they are as long as those in them."""
-    if not sys_flag & SysFlag.INNER_BATCH:
+def _with_batch(properties: bytes, claim: Claim) -> bytes:
+    """Properties in which a batch has that queue offset and size, where they are as long as those in them; one byte of
+    a name or a separator may be damaged."""
+    if not claim.batch_size:
         return properties
     for name, value in ((INNER_BASE, claim.queue_offset), (INNER_NUM, claim.batch_size)):
         lead, stored = (name + NAME_END).encode(), find_property(properties, name.encode())
-        if stored is not None and value and len(stored) == len(str(value)):
+        if stored is None:
+            properties = _with_one_byte_off(properties, lead + str(value).encode() + VALUE_END.encode())
+        elif len(stored) == len(str(value)):
             properties = properties.replace(lead + stored.encode(), lead + str(value).encode())
     return properties
+
+
+def _with_one_byte_off(properties: bytes, wanted: bytes) -> bytes:
+    """Properties with what is `wanted` in the only place where all but one byte of it stands."""
+    stored = np.frombuffer(properties, np.uint8)
+    if len(stored) < len(wanted):
+        return properties
+    differences = (sliding_window_view(stored, len(wanted)) != np.frombuffer(wanted, np.uint8)).sum(axis=1)
+    places = np.flatnonzero(differences == 1).tolist()
+    if len(places) != 1:
+        return properties
+    return properties[: places[0]] + wanted + properties[places[0] + len(wanted) :]
 
 
 def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> bool:
@@ -177,15 +202,23 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         )
         if data[begin:end] != found[begin:end]
     }
-    if has_record_crc(found[properties_at:]):
-        return record_crc_holds(found)
     properties = found[properties_at:]
+    if has_record_crc(properties):
+        return record_crc_holds(found)
+    if CRC_LEAD in properties or _is_elsewhere(changed | behind):
+        return False
     is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
     if is_cut or not _is_text(properties):
         return False
     if len(behind) > 1 or (changed & {"body_crc"} and (len(changed) > 1 or behind)):
         return False
     return len(changed) + len(behind) <= 1 or bool(claim and body_size)
+
+
+def _is_elsewhere(wrong: set[str]) -> bool:
+    """Whether the fields that differ are those of a record of another place. INNER_BASE says where a batch belongs,
+    too."""
+    return len(wrong & _PLACING) + ("properties" in wrong and "queue_offset" in wrong) > 1
 
 
 def _is_text(properties: bytes) -> bool:

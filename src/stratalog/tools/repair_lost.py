@@ -14,16 +14,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stratalog.layout.light import allows_light, is_light
+from stratalog.errors import CorruptData
+from stratalog.layout.batch import INNER_NUM, decode_batch_body
+from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light_places
 from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH
 from stratalog.layout.names import is_topic
-from stratalog.layout.sysflag import enters_queue
+from stratalog.layout.properties import find_property
+from stratalog.layout.sysflag import SysFlag, enters_queue
 from stratalog.store.recovery import Damage
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
 from stratalog.tools.mending import claim_of, identity, restored
 from stratalog.tools.repair_fill import LostMessage, gap_messages
-from stratalog.tools.survey import WILD
+from stratalog.tools.survey import MISSING_MAX, WILD, queue_offset_limit
 
+SHORT_BATCH = "BATCH_WITH_WRONG_PROPERTIES"
+"""Reason of a damage: a batch whose properties do not say what its body holds."""
 _TRIES = 8
 """How often a range's bytes may be read for what is tried on it."""
 _TRIES_SIZE_MIN = 1 << 16
@@ -74,10 +79,12 @@ class Judge:
         self._found = Findings()
         self._proposed: dict[QueueKey, dict[int, Mend]] = defaultdict(dict)
         self._heads: dict[int, Claim] = {}
+        _drop_unlikely(evidence, self._damages[-1].begin)
         self._claimed = sorted(evidence.claims)
         self._topics = {topic for topic, _ in evidence.queues}
 
     def decide(self) -> Findings:
+        evidence = self._evidence
         outcast = self._judge_records()
         for begin, end, written in self._ranges:
             self._walk(begin, end, written)
@@ -86,11 +93,13 @@ class Judge:
         mended = {mend.offset for mend in self._found.mends}
         for queue, offset, size, number in outcast:
             is_ahead = queue.room_at(offset)[0] < number  # it would keep others from the queue
-            if offset not in mended and (is_ahead or not is_topic(queue.key[0]) or queue.key[1] < 0):
+            is_missed = offset in evidence.claims or not queue.has_units  # its queue had it, or may have had it
+            is_of_none = not is_topic(queue.key[0]) or queue.key[1] < 0
+            if offset not in mended and (is_ahead or is_missed or is_of_none):
                 self._damages.append(Damage(offset, offset + size, WILD))
                 self._found.outcast_count += 1
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
-        lost = Lost(self._evidence, self._found.damages, self._heads, self._log_begin)
+        lost = Lost(evidence, self._found.damages, self._heads, self._log_begin)
         self._found.lost, self._found.displaced = lost.by_damage(), lost.displaced
         return self._found
 
@@ -102,7 +111,7 @@ class Judge:
 
     def _judge_records(self) -> list[tuple[QueueEvidence, int, int, int]]:
         """Propose another place for each record that is outvoted; returns those that lost theirs."""
-        claimed, outcast, doubted = np.array(self._claimed, np.int64), [], []
+        claimed, outcast, doubted, contested = np.array(self._claimed, np.int64), [], [], set[int]()
         for queue in list(self._evidence.queues.values()):
             places = queue.outvoted()
             if not is_topic(queue.key[0]) or queue.key[1] < 0:  # no such queue can be
@@ -110,12 +119,14 @@ class Judge:
             if not is_light(queue.key[0]):
                 columns = (queue.offsets[places], queue.sizes[places], queue.numbers[places])
                 outcast += [(queue, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+                contested |= {int(queue.offsets[at]) for at in queue.contested(places)}
             queue.remove(places)
             if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
             doubted += [(queue, at) for at in self._doubted(queue, claimed)]
         for queue, offset, size, _ in outcast:
-            self._propose(offset, size, self._claims_at(offset, size), queue, is_damaged=False)
+            holes = None if offset in contested else queue  # nobody knows which of the two is wrong
+            self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
         removed: dict[QueueKey, list[int]] = defaultdict(list)
         for queue, at in doubted:
             if self._doubt(queue, at):
@@ -129,46 +140,48 @@ class Judge:
 
     @staticmethod
     def _doubted(queue: QueueEvidence, claimed: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-        """Records that fit in but to which no unit of theirs leads, while another does, or that end a queue too far
-        on."""
+        """Records that fit in but to which no unit of theirs leads, while another does; and batches after which
+        messages are missing."""
         doubt = ~queue.supported & ~queue.certain
         if len(claimed):
             at = np.minimum(np.searchsorted(claimed, queue.offsets), len(claimed) - 1)
             is_claimed = claimed[at] == queue.offsets
         else:
             is_claimed = np.zeros(len(doubt), np.bool_)
-        if len(doubt):
-            is_claimed[-1] |= queue.numbers[-1] > (queue.ends[-2] if len(doubt) > 1 else 0)
+        if queue.is_batch:
+            is_claimed[:-1] |= queue.numbers[1:] > queue.ends[:-1]
         found: list[int] = np.flatnonzero(doubt & is_claimed).tolist()
         return found
 
     def _doubt(self, queue: QueueEvidence, at: int) -> bool:
         """Weigh a record that fits in against a unit that says otherwise: neighbours on both sides count. True when it
-        is proposed for another place."""
+        loses its place: it is proposed for another, or given up."""
         offset, size, number, end = (int(column[at]) for column in (
             queue.offsets, queue.sizes, queue.numbers, queue.ends,
         ))  # fmt: skip
         low = int(queue.ends[at - 1]) if at else 0
         high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else None
         votes = (number == low) + (end == high)
+        data = self._read(offset, size)
+        claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
+        is_short = bool(count) and count != end - number  # its properties do not say what its body holds
+        if is_short:
+            claims = [claim for claim in claims if claim.batch_size == count]
+            claims += [Claim(*queue.key, number, size, count)]
         better = []
-        for claim in self._claims_at(offset, size):
+        for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) > votes:
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short > votes:
                 better.append(claim)
-        is_bit = high is None and number > low and (number ^ low).bit_count() == 1
-        before = int(queue.offsets[at - 1]) if at else self._log_begin
-        if not better and is_bit and not self._has_damage(before, offset):
-            better.append(Claim(*queue.key, low, size, end - number if queue.is_batch else 0))
-        mend = self._mended(offset, self._read(offset, size), better[0], is_damaged=False) if better else None
+        mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
             self._proposed[mend.claim.key][offset] = mend
-        return mend is not None
-
-    def _has_damage(self, begin: int, end: int) -> bool:
-        at = bisect_left(self._damages, begin, key=lambda damage: damage.begin)
-        return at < len(self._damages) and self._damages[at].begin < end
+        elif better and is_short:
+            self._damages.append(Damage(offset, offset + size, SHORT_BATCH))
+            self._heads[offset] = better[0]
+            self._found.outcast_count += 1
+        return bool(mend or (better and is_short))
 
     def _claims_at(self, offset: int, size: int | None = None) -> list[Claim]:
         found = self._evidence.claims.get(offset, [])
@@ -297,7 +310,52 @@ class Judge:
             places = queue.outvoted()
             refused = {int(queue.offsets[at]) for at in places}
             queue.remove(places)
-            self._found.mends += [mend for mend in mends.values() if mend.offset not in refused]
+            accepted = [mend for mend in mends.values() if mend.offset not in refused]
+            self._found.mends += accepted
+            if not queue.is_batch:
+                self._take_light(accepted)
+
+    def _take_light(self, mends: list[Mend]) -> None:
+        """Let restored records stand in the light queues that they name."""
+        found: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+        for mend in mends:
+            record = read_record(mend.data)
+            for name, number in light_places(record.properties, mend.offset)[0] if record else ():
+                queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+                claim = Claim(*queue.key, number, len(mend.data))
+                if mend.is_damaged and queue.takes(mend.offset, claim):
+                    found[name].append((mend.offset, len(mend.data), number, number + 1))
+        for name, places in found.items():
+            queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+            queue.insert(places)
+            queue.remove(queue.outvoted())
+
+
+def _drop_unlikely(evidence: Evidence, log_end: int) -> None:
+    """Forget what units say that no log can have held, or that no reader would take for a queue offset."""
+    for claims in (evidence.claims, evidence.light_claims):
+        for offset in list(claims):
+            limit = queue_offset_limit(min(offset, log_end))
+            claims[offset] = [
+                claim for claim in claims[offset]
+                if claim.end <= limit and FIXED_SIZE_V1 <= claim.size <= _SLOT_SIZE_MAX
+                and offset + claim.size <= log_end + MISSING_MAX * evidence.file_size
+            ]  # fmt: skip
+            if not claims[offset]:
+                del claims[offset]
+
+
+def _batch_size_in(data: bytes) -> int:
+    """Messages in the body of an inner batch, whatever its properties say; 0 for another record."""
+    record = read_record(data)
+    if record is None or record.sys_flag & SysFlag.COMPRESSED:
+        return 0
+    if not record.sys_flag & SysFlag.INNER_BATCH and find_property(record.properties, INNER_NUM.encode()) is None:
+        return 0
+    try:
+        return len(decode_batch_body(record.body))
+    except CorruptData:
+        return 0
 
 
 def _stored_size(topic: str) -> int:

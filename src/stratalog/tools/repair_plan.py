@@ -10,6 +10,8 @@ record in a damaged range whose unit, neighbours restored: the fields that are k
 or other fields say what it was, body sound
 whole record in the wrong place of a queue, by   the same
 its unit and its neighbours
+whole record that says it has another one's      the same as a damaged range: nobody knows which of the two
+place, and nothing says which of them is right   is wrong, so none is moved
 rest of a damaged range                          bytes set aside, range covered by records (see repair_fill)
 bytes after the log's end                        set aside and zeroed; messages that units still lead to leave
                                                  placeholders, so that no offset is given twice
@@ -47,7 +49,7 @@ from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_lost import Judge
-from stratalog.tools.survey import CUT, DamageJoin, survey_log
+from stratalog.tools.survey import CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
 from stratalog.tools.verify_files import is_under_repair, queue_directories
 from stratalog.tools.verify_report import VerifyReport
@@ -75,6 +77,8 @@ class RepairPlan:
     """Messages that cannot be read and that are known by topic, queue and offset."""
     gone_count: int = 0
     """Messages before the log's first file that queues still name: removed by retention, or with a lost file."""
+    unplaced_count: int = 0
+    """Whole records that are set aside, as no place in a queue is known to be theirs; none of `lost` stands for one."""
     behind_count: int = 0
     """Whole records after the first damage, which RocketMQ would drop and which stay."""
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -217,6 +221,7 @@ class _LogPlan:
         )
         for damage in found.damages:
             lost = sorted(found.lost[damage])
+            plan.unplaced_count += damage.reason == WILD and not lost
             plan.lost += lost
             if damage.end == tail.end:
                 self._plan_tail(damage.begin, written_end, lost)

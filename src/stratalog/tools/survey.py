@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,7 @@ MISSING_MAX = 1000
 _OFFSETS_AHEAD_MAX = 1 << 27
 """Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
 
+_Offsets = TypeVar("_Offsets", int, NDArray[np.int64])
 Advance = Callable[[int, int], None]
 """Called with (bytes, records) that were looked at since the last call; from any thread."""
 
@@ -170,6 +172,11 @@ def survey_file(
     return found
 
 
+def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
+    """The largest queue offset that a record at a log offset can have."""
+    return commit_log_offset // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
+
+
 def _without_wild(
     found: FileSurvey, positions: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -178,7 +185,7 @@ def _without_wild(
     assert found.file is not None
     at = positions[:, None] + np.arange(_QUEUE_OFFSET, _QUEUE_OFFSET + _QUEUE_OFFSETS.size)
     offsets = found.file.view[at].view(_QUEUE_OFFSETS.dtype)["queue_offset"][:, 0].astype(np.int64)
-    wild = (offsets < 0) | (offsets > (found.base_offset + positions) // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX)
+    wild = (offsets < 0) | (offsets > queue_offset_limit(found.base_offset + positions))
     for number in np.flatnonzero(wild).tolist():
         begin = found.base_offset + int(positions[number])
         found.damages.append(Damage(begin, begin + int(sizes[number]), WILD))

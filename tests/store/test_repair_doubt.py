@@ -1,0 +1,226 @@
+"""`repair` invents nothing: a message in the wrong place is not served, one that is intact is not moved, and what is in
+doubt is reported."""
+
+import shutil
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import stratalog
+from stratalog.errors import CorruptData
+from stratalog.layout.message import HEAD
+from stratalog.layout.queue import BATCH_UNIT
+from stratalog.store.message_store import MessageStore
+from stratalog.store.record_put import Receipt
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_fill import LOST_FLAG
+from stratalog.tools.repair_plan import RepairPlan, plan_repair
+
+Key = tuple[str, int, int]
+RECORD_SIZE = 128
+
+
+def opened(root: Path, mode: Literal["r", "w"] = "w", **settings: Any) -> MessageStore:
+    return stratalog.open(
+        root, mode=mode, small=mode == "w", enable_lmq=True, enable_multi_dispatch=True, **settings
+    )  # fmt: skip
+
+
+def served(root: Path) -> dict[Key, bytes]:
+    """The bodies that are read, without placeholders."""
+    found: dict[Key, bytes] = {}
+    with opened(root, "r") as store:
+        for topic, queue_id in store.queues():
+            start = store.queue(topic, queue_id).min_offset
+            while True:
+                try:
+                    for message in store.queue(topic, queue_id).read(start):
+                        start = message.queue_offset + 1
+                        if message.flag != LOST_FLAG:
+                            found[topic, queue_id, message.queue_offset] = message.body
+                    break
+                except CorruptData as error:
+                    start = error.next_offset
+    return found
+
+
+def log_path(root: Path) -> Path:
+    return root / "commitlog" / ("0" * 20)
+
+
+def change(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def mended(root: Path, put: dict[Key, bytes]) -> RepairPlan:
+    """Repair, and look at what every repair must keep to."""
+    before = served(root)
+    plan = plan_repair(root)
+    report = repair(plan)
+    after = served(root)
+    lost = {
+        (message.topic, message.queue_id, message.queue_offset + number)
+        for message in plan.lost for number in range(message.message_count)
+    }  # fmt: skip
+    assert report.ok, report.problems[:2]
+    assert not plan_repair(root).actions
+    assert not lost & after.keys()
+    assert lost <= put.keys()
+    right = {key for key in before if before[key] == put[key]}
+    assert {key for key in right if after.get(key) != put[key]} <= lost
+    return plan
+
+
+def wrong(root: Path, put: dict[Key, bytes]) -> set[Key]:
+    return {key for key, body in served(root).items() if put.get(key) != body}
+
+
+def filled(root: Path, count: int, **settings: Any) -> list[Receipt]:
+    """Messages in two queues whose records all have RECORD_SIZE bytes."""
+    with opened(root, **settings) as store:
+        probe = store.put("orders", b"%07d" % 0)
+        missing = RECORD_SIZE - (probe.end_offset - probe.commit_log_offset)
+    shutil.rmtree(root)
+    with opened(root, **settings) as store:
+        return [store.put("orders", b"%07d" % number + b"." * missing, queue_id=number % 2) for number in range(count)]
+
+
+def without_units(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+    (root / "queues.snapshot").unlink(missing_ok=True)
+    (root / "checkpoint").unlink()
+    (root / "abort").touch()
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+@pytest.mark.parametrize("is_swapped", [True, False])
+@pytest.mark.parametrize("size", [512, 4096])
+def test_records_of_a_block_that_was_written_to_the_wrong_place_are_lost_not_readdressed(
+    size: int, is_swapped: bool, has_units: bool, tmp_path: Path
+) -> None:
+    filled(tmp_path, 200)
+    put, data = served(tmp_path), log_path(tmp_path).read_bytes()
+    one, other = 2048, 2048 + 2 * size
+    change(log_path(tmp_path), other, data[one : one + size])
+    if is_swapped:
+        change(log_path(tmp_path), one, data[other : other + size])
+    if not has_units:
+        without_units(tmp_path)
+    plan = mended(tmp_path, put)
+    assert not wrong(tmp_path, put)
+    assert (plan.lost_count, plan.mended_count) == (size // RECORD_SIZE * (1 + is_swapped), 0)
+    assert len(served(tmp_path)) + plan.lost_count == len(put)
+
+
+def test_a_shorter_record_with_a_record_crc_is_not_stretched_over_a_longer_one(tmp_path: Path) -> None:
+    with opened(tmp_path, enabled_append_prop_crc=True) as store:
+        receipts = [store.put("orders", b"x" * (40 if number == 3 else 30) + b"%d" % number, tags="t")
+                    for number in range(20)]  # fmt: skip
+    put, data = served(tmp_path), log_path(tmp_path).read_bytes()
+    source = receipts[12]
+    change(
+        log_path(tmp_path), receipts[3].commit_log_offset, data[source.commit_log_offset : source.end_offset]
+    )  # fmt: skip
+    assert mended(tmp_path, put).lost_count == 1
+    assert not wrong(tmp_path, put)
+
+
+def test_light_queues_keep_what_they_serve_when_records_are_swapped(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        receipts = [
+            store.put("parent", b"%03d" % number, properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+            for number in range(10, 50)
+        ]  # fmt: skip
+    put, data = served(tmp_path), log_path(tmp_path).read_bytes()
+    for to, source in ((15, 30), (30, 15)):
+        at = receipts[source]
+        change(
+            log_path(tmp_path), receipts[to].commit_log_offset, data[at.commit_log_offset : at.end_offset]
+        )  # fmt: skip
+    plan = plan_repair(tmp_path)
+    assert repair(plan).ok
+    gone = {("parent", 0, 15), ("parent", 0, 30), ("%LMQ%a", 0, 15), ("%LMQ%a", 0, 30)}
+    assert put.items() - served(tmp_path).items() == {(key, put[key]) for key in gone}
+    assert [(message.queue_offset, message.places) for message in plan.lost] == [
+        (15, (("%LMQ%a", 15),)), (30, (("%LMQ%a", 30),))
+    ]  # fmt: skip
+
+
+def test_a_restored_record_is_not_reported_lost_in_its_light_queue(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        receipts = [store.put("parent", b"x%d" % n, properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}) for n in range(10)]
+    put = served(tmp_path)
+    change(log_path(tmp_path), receipts[4].commit_log_offset + HEAD.position("magic"), bytes(4))
+    assert mended(tmp_path, put).lost == []
+    assert served(tmp_path) == put
+
+
+def test_without_units_an_intact_record_is_not_moved_into_the_place_of_a_changed_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        receipts = [store.put("orders", b"%d" % number) for number in range(28)]
+    put = served(tmp_path)
+    without_units(tmp_path)
+    at = receipts[26].commit_log_offset + HEAD.position("queue_offset")
+    change(log_path(tmp_path), at, struct.pack(">q", 6))
+    assert mended(tmp_path, put).lost == []
+    assert served(tmp_path) == put
+
+
+@pytest.mark.parametrize("changed", [18, 19])
+def test_of_two_records_in_one_place_none_is_moved_and_one_is_set_aside(changed: int, tmp_path: Path) -> None:
+    receipts = filled(tmp_path, 20)
+    without_units(tmp_path)
+    at = receipts[changed].commit_log_offset + HEAD.position("queue_id")
+    change(log_path(tmp_path), at, struct.pack(">i", 1 - changed % 2))
+    before = served(tmp_path)
+    plan = plan_repair(tmp_path)
+    assert repair(plan).ok
+    assert served(tmp_path) == before
+    assert (plan.message_count, plan.lost_count, plan.unplaced_count) == (19, 0, 1)
+    assert not plan_repair(tmp_path).actions
+
+
+def batches(root: Path, count: int = 6, **settings: Any) -> list[Receipt]:
+    with opened(root, **settings) as store:
+        store.create_topic("batches", queues=1, queue_type="BatchCQ")
+        queue = store.queue("batches", 0)
+        return [queue.put_batch([b"%d-%d" % (n, member) for member in range(3)], unique_key=f"u{n}")
+                for n in range(count)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["__CRC32#", "INNER_NUM", "INNER_BASE"])
+@pytest.mark.parametrize("record_crc", [False, True])
+def test_a_bit_in_a_property_that_the_store_reads_costs_no_message(
+    name: str, record_crc: bool, tmp_path: Path
+) -> None:  # fmt: skip
+    receipts = batches(tmp_path / "original", enabled_append_prop_crc=record_crc)
+    put, data = served(tmp_path / "original"), log_path(tmp_path / "original").read_bytes()
+    for number in (2, 5):
+        begin = data.find(name.encode(), receipts[number].commit_log_offset, receipts[number].end_offset)
+        for at in range(begin, begin + len(name), 3) if begin >= 0 else ():
+            root = tmp_path / "store"
+            shutil.copytree(tmp_path / "original", root)
+            change(log_path(root), at, bytes([data[at] ^ 1 << at % 8]))
+            assert mended(root, put).lost_count == 0, (number, data[at])
+            assert served(root) == put
+            shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("position", ["commit_log_offset", "base_offset", "both"])
+@pytest.mark.parametrize("is_crashed", [True, False])
+def test_a_unit_that_no_log_can_have_led_to_costs_no_message(position: str, is_crashed: bool, tmp_path: Path) -> None:
+    batches(tmp_path, 20)
+    put = served(tmp_path)
+    (unit,) = (tmp_path / "batchconsumequeue" / "batches" / "0").iterdir()
+    for name, value in (("commit_log_offset", 0x0123456789AB), ("base_offset", 2751443742068041618)):
+        if position in (name, "both"):
+            change(unit, 19 * BATCH_UNIT.size + BATCH_UNIT.position(name), struct.pack(">q", value))
+    if is_crashed:
+        (tmp_path / "queues.snapshot").unlink(missing_ok=True)
+        (tmp_path / "abort").touch()
+    assert mended(tmp_path, put).lost == []
+    assert served(tmp_path) == put
