@@ -197,6 +197,11 @@ class Evidence:
             found = self.queues[topic, queue_id] = QueueEvidence((topic, queue_id), is_batch=is_batch)
         return found
 
+    def is_known(self, key: QueueKey) -> bool:
+        """Whether a queue has records that can be read, or units."""
+        found = self.queues.get(key)
+        return found is not None and (len(found.offsets) > 0 or found.has_units)
+
     # -- records -----------------------------------------------------------------------------------------------------
 
     def take(self, survey: FileSurvey) -> None:

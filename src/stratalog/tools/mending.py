@@ -36,6 +36,7 @@ from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, Transaction, enters_queue
 from stratalog.tools.evidence import Claim
+from stratalog.tools.survey import queue_offset_limit
 
 _PLACING = frozenset({"queue_id", "queue_offset", "commit_log_offset", "topic"})
 """Fields that say where a record belongs. One can be damaged; two that differ are those of another record."""
@@ -131,7 +132,9 @@ def _record(
     head, properties = layout.unpack(data), data[properties_at:]
     topic = data[topic_at : topic_at + topic_size] if known is None else known
     body = data[layout.size : layout.size + body_size]
-    sys_flag = head.sys_flag & ~HOSTS_MASK | flags
+    sys_flag, queue_offset = head.sys_flag & ~HOSTS_MASK | flags, head.queue_offset
+    if not enters_queue(sys_flag) and not 0 <= queue_offset <= queue_offset_limit(offset):
+        queue_offset = 0  # as RocketMQ stores it
     if claim:
         sys_flag = sys_flag if enters_queue(sys_flag) else sys_flag & ~_PREPARED_BIT
         properties = _with_batch(properties, claim)
@@ -139,7 +142,7 @@ def _record(
             sys_flag |= SysFlag.INNER_BATCH
     record = Record(
         topic=topic, body=body, properties=properties, queue_id=claim.queue_id if claim else head.queue_id,
-        flag=head.flag, queue_offset=claim.queue_offset if claim else head.queue_offset, commit_log_offset=offset,
+        flag=head.flag, queue_offset=claim.queue_offset if claim else queue_offset, commit_log_offset=offset,
         sys_flag=sys_flag, born_timestamp=head.born_timestamp, born_host=Host(head.born_address, head.born_port),
         store_timestamp=head.store_timestamp, store_host=Host(head.store_address, head.store_port),
         reconsume_times=head.reconsume_times, prepared_transaction_offset=head.prepared_transaction_offset, magic=magic,

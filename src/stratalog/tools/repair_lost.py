@@ -272,7 +272,7 @@ class Judge:
         if not FIXED_SIZE_V1 <= stored <= limit - position:
             return limit
         own = identity(self._read(position, stored), position) if stored <= _SLOT_SIZE_MAX else None
-        if own and own.topic in self._topics:
+        if own and self._evidence.is_known(own.key):
             self._heads[position] = own
         return position + stored
 
@@ -434,11 +434,25 @@ class Lost:
         taken = self._taken[key]
         if at is None or not queue.takes(offset, claim) or (taken and claim.queue_offset < taken[-1][1]):
             return
+        if not self._is_near(queue, offset, claim.queue_offset, taken):
+            return
         self._taken[key].append((claim.queue_offset, claim.end, at))
         size = (claim.batch_size or 1) if queue.is_batch else 0
         message = LostMessage(*key, claim.queue_offset, size, self._evidence.places_at(offset))
         self._found[self._damages[at]].append(message)
         self._room[at] -= claim.size
+
+    def _is_near(self, queue: QueueEvidence, offset: int, number: int, taken: list[tuple[int, int, int]]) -> bool:
+        """Whether the messages that are missing before a lost one have room in the damage in front of it. A queue may
+        begin at any offset, but only units say so."""
+        before = int(np.searchsorted(queue.offsets, offset))
+        low, begin = (int(queue.ends[before - 1]), int(queue.offsets[before - 1])) if before else (0, self._log_begin)
+        if not before and (queue.has_units or self._log_begin):
+            return True
+        first, at = bisect_left(self._begins, begin), bisect_right(self._begins, offset) - 1
+        room = self._rooms[at] - self._rooms[first] + offset - self._begins[at]
+        missing = number - low - sum(stop - n for n, stop, _ in taken[bisect_left(taken, (low, 0, 0)) :])
+        return bool(missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) <= room)
 
     def _take_holes(self, queue: QueueEvidence) -> None:
         """Offsets that no record has, between records and in front of them, and after them up to the last one that is
