@@ -4,8 +4,10 @@ The oracle decodes the log with the layouts alone. It knows every record as it w
 by byte, and says of each message whether it must be served after a repair, may be lost, or cannot be known.
 """
 
+import contextlib
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,8 +17,8 @@ from typing import Any
 import stratalog
 from store.model import QUIET, Clock
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
-from stratalog.layout.batch import inner_count
+from stratalog.errors import CorruptData, StratalogError
+from stratalog.layout.batch import decode_batch_body, inner_count
 from stratalog.layout.light import MULTI_DISPATCH, light_places
 from stratalog.layout.message import BLANK, HEADS, LOST_FLAG, MAGIC_BLANK, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, SCHEDULE_TOPIC
@@ -39,6 +41,10 @@ SETTINGS: dict[str, Any] = QUIET | {
 GIVEN = StoreSettings(**SETTINGS)
 KINDS = ("plain", "batch", "light", "delay", "transaction")
 RECORDS = 60
+EVEN = 2
+"""The seed with which bodies have one size, so that whole records fit in each other's places."""
+PROPERTIES = re.compile(rb"(__CRC32#|INNER_[A-Z_]*|MULTI_[A-Z_]*)\x01[^\x02]*\x02")
+"""Those that the store itself reads."""
 LIGHT_NAMES = ("%LMQ%a", "%LMQ%b")
 RESTORABLE = frozenset({
     "total_size", "magic", "queue_id", "queue_offset", "commit_log_offset", "body_size", "topic_length", "topic",
@@ -46,6 +52,7 @@ RESTORABLE = frozenset({
 })  # fmt: skip
 """Fields that something else tells. The others are covered by the record CRC alone, which says that they are wrong and
 not what they were."""
+PLACING = frozenset({"queue_id", "queue_offset", "commit_log_offset", "topic"})
 Key = tuple[str, int, int]
 """Topic, queue id, queue offset of one message."""
 
@@ -60,6 +67,17 @@ class Put:
     @property
     def offset(self) -> int:
         return self.record.commit_log_offset
+
+    @property
+    def light_keys(self) -> list[Key]:
+        return [(name, 0, number) for name, number in light_places(self.record.properties, self.offset)[0]]
+
+    def holds(self, body: bytes) -> bool:
+        """Whether a message that was put here has that body: the record's, or that of a message in its batch."""
+        is_batch = self.record.sys_flag & SysFlag.INNER_BATCH
+        return body in [entry.body for entry in decode_batch_body(self.record.body)] if is_batch else (
+            body == self.record.body
+        )  # fmt: skip
 
     @property
     def keys(self) -> list[Key]:
@@ -90,6 +108,7 @@ class Original:
 def make(root: Path, kind: str, *, record_crc: bool = False, seed: int = 1, count: int = RECORDS) -> None:
     """A store of ordinary messages with others of the kind among them; closed properly."""
     chance, clock = random.Random(f"{kind} {seed}"), Clock()
+    is_even = seed == EVEN
     settings = SETTINGS | {"enabled_append_prop_crc": record_crc}
     with stratalog.open(root, clock_ns=clock, **settings) as store:
         if kind == "batch":
@@ -97,6 +116,8 @@ def make(root: Path, kind: str, *, record_crc: bool = False, seed: int = 1, coun
         for number in range(count):
             clock.now_ms += chance.randrange(1000)
             body = b"%03d " % number + chance.randbytes(chance.choice((0, chance.randrange(300), 300)))
+            if is_even:
+                body = body[:12].ljust(12, b".")
             queue_id, named = number % 2, {"tags": chance.choice("ab"), "keys": [f"k{number}"]}
             if kind == "plain" or chance.random() < 0.3:
                 store.put(chance.choice(("orders", "bills")), body, queue_id=queue_id, **named)
@@ -220,17 +241,91 @@ class Inflict:
         return f"{size} zeros at {at}"
 
     def doubled(self) -> str:
-        one, two, size = (self.chance.randrange(self.original.end), self.chance.randrange(self.original.end), 512)
+        one, two = (self.chance.randrange(self.original.end) for _ in range(2))
+        size = self.chance.choice((512, 4096))
         log = log_of(self.root)
         self._change_log(two - two % size, log_at(log, one - one % size, size))
         return f"the block at {one} over that at {two}"
 
     def swapped(self) -> str:
-        one, two = (self.chance.randrange(self.original.end) // 512 * 512 for _ in range(2))
+        size = self.chance.choice((512, 4096))
+        one, two = (self.chance.randrange(self.original.end) // size * size for _ in range(2))
         log = log_of(self.root)
-        self._change_log(two, log_at(log, one, 512))
-        self._change_log(one, log_at(log, two, 512))
-        return f"the blocks at {one} and {two} swapped"
+        self._change_log(two, log_at(log, one, size))
+        self._change_log(one, log_at(log, two, size))
+        return f"the {size} bytes at {one} and {two} swapped"
+
+    def moved(self) -> str:
+        """A record over another one, of the same size where there is one; or both exchanged."""
+        one = self.chance.choice(self.original.puts)
+        alike = [put for put in self.original.puts if len(put.data) == len(one.data) and put != one]
+        other = self.chance.choice(alike or self.original.puts)
+        is_swapped = self.chance.random() < 0.5
+        self._change_log(other.offset, one.data)
+        if is_swapped:
+            self._change_log(one.offset, other.data)
+        return f"the record at {one.offset} over that at {other.offset}{', and it over that' if is_swapped else ''}"
+
+    def old_block(self) -> str:
+        """A block of the log as it was before the last messages were put."""
+        size, end = self.chance.choice((512, 4096)), self.chance.choice(self.original.puts).offset
+        at = self.chance.randrange(self.original.end) // size * size
+        self._change_log(at, log_at(log_of(self.root), at, size)[: max(0, end - at)].ljust(size, b"\0"))
+        return f"the {size} bytes at {at} as they were when the log ended at {end}"
+
+    def place(self) -> str:
+        """A field that places a record gets the value that it has in another one, or the next one up or down."""
+        put, other = self.chance.choice(self.original.puts), self.chance.choice(self.original.puts)
+        layout = HEADS[put.record.sys_flag & HOSTS_MASK]
+        name = self.chance.choice(("queue_id", "queue_offset", "queue_offset", "commit_log_offset"))
+        field = next(field for field in layout.fields if field.name == name)
+        at, size = layout.position(name), field.size
+        value = int.from_bytes(put.data[at : at + size]) + self.chance.choice((-1, 1, 2))
+        stored = other.data[at : at + size] if self.chance.random() < 0.5 else (value % 256**size).to_bytes(size)
+        self._change_log(put.offset + at, stored)
+        return f"{name} of the record at {put.offset} := {int.from_bytes(stored)}"
+
+    def property(self) -> str:
+        """A bit of a property that the store itself reads: its name, a separator, or its value."""
+        for put in self.chance.sample(self.original.puts, len(self.original.puts)):
+            begin = len(put.data) - len(put.record.properties)
+            found = [match.span() for match in PROPERTIES.finditer(put.data, begin)]
+            if found:
+                at = self.chance.randrange(*self.chance.choice(found))
+                self._change_log(put.offset + at, bytes([put.data[at] ^ 1 << self.chance.randrange(8)]))
+                return f"byte {at - begin} of the properties of the record at {put.offset}"
+        return "no such property"
+
+    def unit(self) -> str:
+        """One field, or all, of a unit that was written."""
+        path = self._queue_path()
+        if path is None:
+            return "no queue"
+        layout = BATCH_UNIT if BATCH_CONSUME_QUEUE in path.parts else UNIT
+        whole = path.read_bytes()
+        count = max(1, len(whole.rstrip(b"\0")) // layout.size + 1)
+        at = min(self.chance.randrange(count) * layout.size, max(0, len(whole) - layout.size))
+        field = self.chance.choice(layout.fields)
+        begin, size = self.chance.choice(((at + layout.position(field.name), field.size), (at, layout.size)))
+        stored = self.chance.choice((bytes(size), b"\x7f".ljust(size, b"\xff"), self.chance.randbytes(size)))
+        change(path, begin, stored)
+        return f"{size} bytes at {begin} of {path.relative_to(self.root)}"
+
+    def crash(self) -> str:
+        """Not closed properly, and the queues were never written, or are from before the last messages."""
+        for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE):
+            for path in sorted((self.root / tree).glob("*/*/*")) if self.chance.random() < 0.5 else ():
+                size = BATCH_UNIT.size if tree == BATCH_CONSUME_QUEUE else UNIT.size
+                if path.is_file():
+                    stored = path.read_bytes()
+                    at = self.chance.randrange(len(stored.rstrip(b"\0")) // size + 1) * size
+                    path.write_bytes(stored[:at].ljust(len(stored), b"\0"))
+            if self.chance.random() < 0.7:
+                shutil.rmtree(self.root / tree, ignore_errors=True)
+        for name in ("queues.snapshot", "checkpoint"):
+            (self.root / name).unlink(missing_ok=True)
+        (self.root / "abort").touch()
+        return "crashed, units lost"
 
     def torn(self) -> str:
         at = self.chance.randrange(self.original.end * 3 // 4, self.original.end)
@@ -334,10 +429,14 @@ def inflict(original: Original, root: Path, chance: random.Random, other: Origin
     of_log: list[Callable[[], str]] = [
         damage.field, damage.field, damage.field, damage.field, damage.zeros, damage.doubled, damage.swapped,
         damage.torn, damage.cut, damage.longer, damage.removed, damage.empty, damage.foreign, damage.odd,
+        damage.moved, damage.moved, damage.old_block, damage.place, damage.place, damage.property, damage.property,
     ]  # fmt: skip
     others: list[Callable[[], str]] = [
         damage.queue,
         damage.queue,
+        damage.unit,
+        damage.unit,
+        damage.crash,
         damage.queues,
         damage.index,
         damage.checkpoint,
@@ -374,7 +473,44 @@ class Oracle:
             put.offset for put in original.puts
             if put.offset in self.led and self._is_readable(put, log_at(log, put.offset, len(put.data)))
             and not (original.record_crc and self.changed.get(put.offset, set()) - RESTORABLE)
+            and not self._is_elsewhere(self.changed.get(put.offset, set()))
         }  # fmt: skip
+
+        self.before = self._right_before(root)
+        """Places from which the message that was put there is read as it was."""
+        self.contested = {
+            put.offset for put in original.puts
+            if put.offset in self.intact - self.led and not self.before & set(put.keys) and self._has_rival(put, log)
+        }  # fmt: skip
+        """Intact records whose place another one says to have, with no unit to tell which is right."""
+
+    @staticmethod
+    def _is_elsewhere(changed: set[str]) -> bool:
+        """Whether more than one of the fields that place a record is not as it was: then they may be another's."""
+        return len(changed & PLACING) > 1 or {"properties", "queue_offset"} <= changed
+
+    def _has_rival(self, put: Put, log: dict[int, bytes]) -> bool:
+        for offset in self.changed:
+            with contextlib.suppress(CorruptData):
+                found = decode_record(log_at(log, offset, LOG_FILE_SIZE), verify=False)
+                if [(found.topic.decode("utf-8", "replace"), found.queue_id, found.queue_offset)] == put.keys[:1]:
+                    return True
+        return False
+
+    def _right_before(self, root: Path) -> set[Key]:
+        right, puts = set(), self._places()
+        with contextlib.suppress(StratalogError), stratalog.open(root, mode="r", **SETTINGS) as store:
+            for topic, queue_id in store.queues():
+                for message in self._read(store.queue(topic, queue_id)):
+                    key = topic, queue_id, message.queue_offset
+                    put = puts.get(key)
+                    if put and put.offset == message.commit_log_offset and put.holds(message.body):
+                        right.add(key)
+        return right
+
+    def _places(self) -> dict[Key, Put]:
+        """Every place of every message, those in light queues among them."""
+        return {key: put for put in self.original.puts for key in (*put.keys, *put.light_keys)}
 
     @staticmethod
     def _place(unit: bytes, key: tuple[str, str, int]) -> tuple[int, int]:
@@ -412,8 +548,9 @@ class Oracle:
         for put in self.original.puts:
             if put.offset >= self.log_begin and put.offset in offsets and put.keys:
                 if "properties" in self.changed.get(put.offset, ()) and len(put.keys) > 1:
-                    self.misplaced = {*getattr(self, "misplaced", set()), put.offset}
-                    continue  # nothing else says how many messages the batch holds
+                    continue  # nothing else says how many messages the batch holds: then it is reported as lost
+                if put.offset in self.contested:
+                    continue
                 assert all(served.get(key) == put.offset for key in put.keys), (
                     f"the message {put.keys[0]} at {put.offset} was "
                     f"{'intact' if put.offset in self.intact else 'readable by its unit'}: "
@@ -443,19 +580,19 @@ class Oracle:
     def _served(self, root: Path) -> dict[Key, int]:
         """Log offset by message of all that a reader gets, placeholders left out; all must have been put so."""
         puts = {key: put for put in self.original.puts for key in put.keys}
-        places = {
-            (name, 0, number): put.offset
-            for put in self.original.puts
-            for name, number in light_places(put.record.properties, put.offset)[0]
-        }
+        places = {key: put.offset for put in self.original.puts for key in put.light_keys}
+        self.light_served = set[Key]()
         served: dict[Key, int] = {}
         with stratalog.open(root, mode="r", **SETTINGS) as store:
             for topic, queue_id in store.queues():
                 for message in self._read(store.queue(topic, queue_id)):
                     if message.flag == LOST_FLAG:
                         continue
-                    if topic in LIGHT_NAMES:
-                        assert message.commit_log_offset in places.values(), f"{topic}: never put"
+                    if topic.startswith("%LMQ%"):
+                        key, offset = (topic, 0, message.queue_offset), message.commit_log_offset
+                        is_changed = "properties" in self.changed.get(offset, ())
+                        assert is_changed or places.get(key) == offset, f"{key} at {offset} was never put there"
+                        self.light_served.add(key)
                         continue
                     key = topic, queue_id, message.queue_offset
                     if key not in puts or puts[key].offset != message.commit_log_offset:
@@ -496,6 +633,12 @@ class Oracle:
         ]  # fmt: skip
         assert len(lost) == len(set(lost)) == plan.lost_count, "a lost message is reported twice"
         assert not set(lost) & served.keys(), f"served, and reported as lost: {sorted(set(lost) & served.keys())[:3]}"
+        light = [(m.topic, 0, m.queue_offset) for m in plan.lost if m.topic in LIGHT_NAMES]
+        light += [(name, 0, number) for m in plan.lost for name, number in m.places]
+        assert len(light) == len(set(light)), "a lost place in a light queue is reported twice"
+        assert not set(light) & self.light_served, f"served, and lost: {sorted(set(light) & self.light_served)[:3]}"
+        less = self.before - served.keys() - self.light_served - set(lost) - set(light)
+        assert not less, f"served right before the repair, not served after it, and not reported: {sorted(less)[:3]}"
         misplaced = getattr(self, "misplaced", set())
         invented = {key for key in lost if key not in put}
         assert not invented or misplaced, f"reported as lost, never put: {sorted(invented)[:3]}"
@@ -504,12 +647,14 @@ class Oracle:
         named = len({key for key in gone if put[key] in self.led})
         assert named <= plan.gone_count, f"{named} messages gone with the first files, {plan.gone_count} reported"
         unknown = {key for key in missing - gone if not self._is_known(key, put, served)}
-        silent = {key for key in missing - gone - unknown if put[key] not in misplaced}
+        contested = {key for key in missing - gone - unknown if put[key] in self.contested}
+        assert len(contested) <= plan.unplaced_count, f"of {sorted(contested)} {plan.unplaced_count} are reported"
+        silent = {key for key in missing - gone - unknown - contested if put[key] not in misplaced}
         assert not silent, f"lost and not reported: {sorted(silent)[:3]} of {len(silent)}"
         if not misplaced:
             kept = len(served) if plan.message_count is None else plan.message_count
             assert kept == len(served), f"{kept} reported as kept, {len(served)} served"
-            assert kept + plan.lost_count + len(gone) + len(unknown) == len(put)
+            assert kept + plan.lost_count + len(gone) + len(unknown) + len(contested) == len(put)
         return f"{len(unknown)} unknown, {len(misplaced)} misplaced" if unknown or misplaced else None
 
     def _is_known(self, key: Key, put: dict[Key, int], served: dict[Key, int]) -> bool:

@@ -34,7 +34,7 @@ def repairs(torture: Torture, row: Row) -> None:
 
 def _case(torture: Torture, number: int, stores: Stores, counts: "Counter[str]") -> None:
     chance = torture.chance("repair", number)
-    original, other = stores[chance.choice(sorted(stores))]
+    original, other = chance.sample(stores[chance.choice(sorted(stores))], 2)
     root = original.copy(torture.place("repaired") / "store")
     done = inflict(original, root, chance, other)
     what = f"{original.kind}{' with record CRC' if original.record_crc else ''}: {'; '.join(done)}"
@@ -71,7 +71,7 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
 def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:
     """The same damage, and `rebuild` alone: it refuses, or everything that units led to is served."""
     chance = torture.chance("repair", number)
-    original, other = stores[chance.choice(sorted(stores))]
+    original, other = chance.sample(stores[chance.choice(sorted(stores))], 2)
     root = original.copy(torture.place("rebuilt") / "store")
     if any(FOREIGN in text for text in inflict(original, root, chance, other)):
         return

@@ -184,7 +184,7 @@ class Evidence:
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find their message there."""
         self.queued_in: Counter[int] = Counter()
-        """Records of each file that are in a queue, but for those that an earlier repair made."""
+        """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._repaired: list[tuple[int, int]] = []
         """Log offsets [begin, end) of the records that an earlier repair made."""
         self._names: dict[bytes, str] = {}
@@ -266,8 +266,6 @@ class Evidence:
         """Compare the units of all queues with the records. Call it when the whole log was taken."""
         for queue in self.queues.values():
             queue.finish()
-            if not is_light(queue.key[0]):
-                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self.file_size)
         hidden = np.array([*self.hidden], np.int64)
         self._offsets = np.unique(np.concatenate([hidden, *(queue.offsets for queue in self.queues.values())]))
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
@@ -278,6 +276,9 @@ class Evidence:
                         files = np.repeat(np.arange(len(pieces)), [len(piece[0]) for piece in pieces])
                         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
+        for queue in self.queues.values():
+            if queue.has_units and not is_light(queue.key[0]):
+                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self.file_size)
 
     def _compare(
         self, queue: QueueEvidence, log_begin: int, files: NDArray[np.int64], numbers: NDArray[np.int64],

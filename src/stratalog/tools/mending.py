@@ -47,7 +47,7 @@ _PREPARED_BIT = int(Transaction.PREPARED)
 def restored(data: bytes, offset: int, claim: Claim | None) -> bytes | None:
     """The record that was put at a log offset and of which `data`, all its bytes, is left; None when that is not sure.
 
-    Without a claim no more than one field may be wrong.
+    Without a claim no more than one field may be wrong, and not its log offset.
     """
     if len(data) < HEAD.size:
         return None
@@ -210,6 +210,8 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         return record_crc_holds(found)
     if CRC_LEAD in properties or _is_elsewhere(changed | behind):
         return False
+    if not claim and "commit_log_offset" in changed:
+        return False  # no unit says that a record stood here
     is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
     if is_cut or not _is_text(properties):
         return False

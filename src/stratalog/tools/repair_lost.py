@@ -81,6 +81,9 @@ class Judge:
         self._heads: dict[int, Claim] = {}
         _drop_unlikely(evidence, self._damages[-1].begin)
         self._claimed = sorted(evidence.claims)
+        self._led_by_unit = {
+            (claim.key, claim.queue_offset): offset for offset, claims in evidence.claims.items() for claim in claims
+        }  # fmt: skip
         self._topics = {topic for topic, _ in evidence.queues}
 
     def decide(self) -> Findings:
@@ -124,15 +127,15 @@ class Judge:
             if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
             doubted += [(queue, at) for at in self._doubted(queue, claimed)]
-        for queue, offset, size, _ in outcast:
-            holes = None if offset in contested else queue  # nobody knows which of the two is wrong
-            self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
         removed: dict[QueueKey, list[int]] = defaultdict(list)
         for queue, at in doubted:
             if self._doubt(queue, at):
                 removed[queue.key].append(at)
         for key, places in removed.items():
             self._evidence.queues[key].remove(places)
+        for queue, offset, size, _ in outcast:
+            holes = None if offset in contested else queue  # nobody knows which of the two is wrong
+            self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
         for offset in [offset for offset in self._claimed if offset in self._evidence.hidden]:
             size = self._evidence.hidden[offset]
             self._propose(offset, size, self._claims_at(offset, size), None, is_damaged=False)
@@ -168,11 +171,12 @@ class Judge:
         if is_short:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
+        led = self._led_by_unit.get((queue.key, number), offset)  # is another record led to at its queue offset?
         better = []
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short > votes:
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short + (led != offset) > votes:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
@@ -417,7 +421,7 @@ class Lost:
                 self.displaced += places
             elif offset not in self._by_place:
                 self._found[self._damages[damage]] += places
-            for claim in claims if damage is not None else ():
+            for claim in claims:
                 self._taken[claim.key].append((claim.queue_offset, claim.end, damage or 0))
         for key in sorted(self._evidence.queues, key=lambda key: (is_light(key[0]), key)):
             self._take_holes(self._evidence.queues[key])

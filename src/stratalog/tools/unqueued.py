@@ -39,7 +39,8 @@ def unqueued(
     disk = PrivateDisk()
     new = _led_to(staging, disk)
     old = _led_to(root, disk, beside=new)
-    everything = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in new.values())]))
+    own = [offsets for (topic, _), (_, offsets, _) in new.items() if not is_light(topic)]
+    everything = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     found: list[Record] = []
