@@ -71,6 +71,8 @@ class QueueEvidence:
         self.certain = self.supported = np.zeros(0, np.bool_)
         """Records with a record CRC, which holds; records that their own unit leads to."""
         self.has_units = False
+        self.units_end = 0
+        """Queue offset after the last one that has a unit."""
         self.lost_numbers: list[tuple[int, int]] = []
         """Offsets [first, end) of units that stand for messages lost before."""
 
@@ -287,6 +289,7 @@ class Evidence:
     ) -> None:  # fmt: skip
         is_lost = (tags_codes == LOST_TAGS_CODE) | self._is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
+        queue.units_end = int(ends.max(initial=0))
         queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_BASE, INNER_NUM, inner_count
+from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.message import (
     HEAD,
     HEADS,
@@ -54,7 +54,7 @@ def restored(data: bytes, offset: int, claim: Claim | None) -> bytes | None:
     for shape in _shapes(data, claim):
         record = _record(data, offset, claim, *shape)
         found = with_crc_name(record.encode()) if record else None
-        if found and len(found) == len(data) and _is_sure(data, found, shape, claim):
+        if found and len(found) == len(data) and _is_sure(data, found, shape, claim) and _takes_as_many(found, claim):
             return found
     return None
 
@@ -218,6 +218,14 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
     if len(behind) > 1 or (changed & {"body_crc"} and (len(changed) > 1 or behind)):
         return False
     return len(changed) + len(behind) <= 1 or bool(claim and body_size)
+
+
+def _takes_as_many(found: bytes, claim: Claim | None) -> bool:
+    """Whether a restored batch takes as many queue offsets as the claim says."""
+    if claim is None or not claim.batch_size:
+        return True
+    record = decode_record(found, verify=False)
+    return batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0] == claim.batch_size
 
 
 def _is_elsewhere(wrong: set[str]) -> bool:

@@ -171,12 +171,14 @@ class Judge:
         if is_short:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
-        led = self._led_by_unit.get((queue.key, number), offset)  # is another record led to at its queue offset?
+        # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
+        led = self._led_by_unit.get((queue.key, number), offset)
+        is_refuted = led != offset or number >= queue.units_end > 0
         better = []
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short + (led != offset) > votes:
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short + is_refuted > votes:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
