@@ -45,6 +45,8 @@ EVEN = 2
 """The seed with which bodies have one size, so that whole records fit in each other's places."""
 PROPERTIES = re.compile(rb"(__CRC32#|INNER_[A-Z_]*|MULTI_[A-Z_]*)\x01[^\x02]*\x02")
 """Those that the store itself reads."""
+READ_ERRORS_MAX = 1_000
+"""After so many in a queue a reader gives up: a damaged unit can make it reach very far."""
 LIGHT_NAMES = ("%LMQ%a", "%LMQ%b")
 RESTORABLE = frozenset({
     "total_size", "magic", "queue_id", "queue_offset", "commit_log_offset", "body_size", "topic_length", "topic",
@@ -605,7 +607,7 @@ class Oracle:
     def _read(self, queue: Any) -> Iterator[Any]:
         """Every message that can be read; a repaired store has no other."""
         start = queue.min_offset
-        while True:
+        for _ in range(READ_ERRORS_MAX):
             try:
                 for message in queue.read(start):
                     yield message

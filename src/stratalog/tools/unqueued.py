@@ -39,8 +39,12 @@ def unqueued(
     disk = PrivateDisk()
     new = _led_to(staging, disk)
     old = _led_to(root, disk, beside=new)
-    own = [offsets for (topic, _), (_, offsets, _) in new.items() if not is_light(topic)]
-    everything = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
+    everything, of_light = (
+        np.sort(np.concatenate([
+            np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if is_light(topic) == light)
+        ]))
+        for light in (False, True)
+    )  # fmt: skip
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     found: list[Record] = []
@@ -53,7 +57,10 @@ def unqueued(
             if not is_unled and record_crc_holds(file.view.data[position : position + record.total_size]):
                 continue  # it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
-            is_led = bool(_is_among(np.array([base + position]), led)[0])
+            offset = np.array([base + position])
+            if is_unled and is_light(topic) and _is_among(offset, of_light)[0]:
+                continue  # a placeholder in a light queue alone
+            is_led = bool(_is_among(offset, led)[0])
             if is_topic(topic) and record.queue_id >= 0 and (is_led or (topic, record.queue_id) not in old):
                 found.append(record)
         if len(found) >= _LISTED_MAX:
