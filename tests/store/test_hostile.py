@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import stratalog
+from store.kinds import BATCH
 from store.model import QUIET
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StratalogError
 from stratalog.layout.batch import INNER_FLAGS, BatchEntry, decode_batch_body, encode_batch_body
 from stratalog.layout.index import HEADER
 from stratalog.layout.message import Record
-from stratalog.layout.queue import BATCH_SIZE_MAX, UNIT
+from stratalog.layout.queue import BATCH_SIZE_MAX, BATCH_UNIT, UNIT
 from stratalog.layout.sysflag import Compression, SysFlag
 from stratalog.store import dispatch
 from stratalog.store.disk import SMALL_FILE_SIZE_MAX
@@ -239,3 +240,20 @@ def test_a_log_cut_by_another_process_is_an_error_or_a_signal_and_never_wrong_da
     )
     assert done.returncode != 0
     assert not done.stdout
+
+
+def test_a_batch_unit_with_a_wild_offset_beside_damage_makes_no_units(tmp_path: Path) -> None:
+    BATCH.made(tmp_path)
+    path = tmp_path / "batchconsumequeue" / "batches" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    last = len(bytes(data).rstrip(b"\0")) // BATCH_UNIT.size * BATCH_UNIT.size
+    place = last + BATCH_UNIT.position("base_offset")
+    data[place : place + 8] = (1 << 60).to_bytes(8, "big")
+    path.write_bytes(data)
+    (log,) = (tmp_path / "commitlog").iterdir()
+    log.write_bytes(log.read_bytes()[:600] + b"?" * 20 + log.read_bytes()[620:])
+    (tmp_path / "abort").touch()
+    (tmp_path / "checkpoint").unlink()
+    with BATCH.open(tmp_path) as store:
+        assert store.queue("batches", 0).max_offset < 1000
+        assert "more than the log has room for" in " ".join(store.recovery.notes)

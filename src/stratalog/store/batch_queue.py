@@ -281,6 +281,8 @@ class BatchQueue:
         store_timestamp = 0
         if self._end > self._first:
             *place, _, store_timestamp = self._unit(self._end - 1)[:4]
+        else:
+            self.end_offset = max(self.end_offset, queue_offset - 1)
         while self.end_offset < queue_offset:
             count = min(queue_offset - self.end_offset, BATCH_SIZE_MAX)
             fields = *place, LOST_TAGS_CODE, store_timestamp, self.end_offset, count, BATCH_COMPACTED_OFFSET, 0

@@ -132,7 +132,9 @@ def _slot_count(mapped: MappedFile, header: NDArray[np.int64]) -> int | None:
     # Items of the possible splits lie on one grid: with each item less there is room for `step` more slots.
     first = (mapped.size - HEADER.size) // SLOT.size % step or step
     start = items_position(first) + (int(header[_NEXT_ITEM]) - 1) * ITEM.size
-    count = max(0, (min(mapped.size, mapped.data_end) - start) // ITEM.size)
+    count = (min(mapped.size, mapped.data_end) - start) // ITEM.size
+    if count <= 0:
+        return None
     items = np.frombuffer(mapped.map, ITEM.dtype, count, start)
     candidates = np.flatnonzero((items["commit_log_offset"] == header[_END_OFFSET]) & (items["key_hash"] > 0))
     splits = (first + step * k for k in candidates[:_SPLITS_TRIED_MAX].tolist())

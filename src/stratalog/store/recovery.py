@@ -64,7 +64,7 @@ from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher
+from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, may_be_lost
 from stratalog.store.evidence import check_belonging, checkpointed, drop_torn, queues_are_intact, sealed_start
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
@@ -190,7 +190,13 @@ def recover(
     report.quarantined += found.quarantined
     if report.quarantined:  # an offset that was given to a message is never given to another
         for queue, given in ((queue, given) for queue, given in ends.items() if queue.end_offset < given):
-            queue.skip_to(given, _nowhere(log))
+            if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
+                queue.skip_to(given, _nowhere(log))
+            else:
+                dispatcher.notes.append(
+                    f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
+                    f"the log has room for; {queue.end_offset:,} does"
+                )
     return report
 
 

@@ -182,7 +182,7 @@ class Evidence:
         self.gone_count = 0
         """Units of messages before the log's first file."""
         self.led_to: Counter[int] = Counter()
-        """Units that lead into each file of the log, by its number."""
+        """Units that lead into each file of the log, by its number, but behind its last whole record."""
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find their message there."""
         self.queued_in: Counter[int] = Counter()
@@ -305,7 +305,7 @@ class Evidence:
         agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
         queue.supported[at[agrees]] = True
         if not is_light(queue.key[0]):
-            _count_files(self.led_to, offsets, self.file_size)
+            _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees], self.file_size)
         # A file that leads to other records more often than to its own is another queue's.
         is_other = ~agrees & np.isin(offsets, self._offsets)
@@ -317,6 +317,14 @@ class Evidence:
             *(column[believed].tolist() for column in (numbers, offsets, sizes, counts)), strict=True
         ):
             claims[offset].append(Claim(*queue.key, number, size, count))
+
+    def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether a whole record stands there or behind in the same log file: it was not cut before."""
+        at = np.searchsorted(self._offsets, offsets)
+        is_followed = at < len(self._offsets)
+        following = self._offsets[at[is_followed]]
+        is_followed[is_followed] = following // self.file_size == offsets[is_followed] // self.file_size
+        return is_followed
 
     def _is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether units lead to what a repair made. Where it did not come to build the queues again they still lead to
