@@ -87,7 +87,7 @@ def test_sql_answers_as_a_table_and_as_json(option: str, places: tuple[Path, Pat
 def test_a_statement_that_is_none_is_told_in_one_sentence(places: tuple[Path, Path]) -> None:
     for statement in ("SELEC 1", "SELECT nothing FROM messages"):
         result = call("sql", statement, "--tier", places[1])
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         told = result.stderr.splitlines()[-1]
         assert told.startswith("stratalog: Spark does not understand the statement")
         assert "Traceback" not in result.stderr
