@@ -385,7 +385,7 @@ def test_a_record_that_breaks_while_it_is_copied_stops_the_batch(store: Path, tm
     assert batch is not None
     found = [run for piece in driver.reader.partitions(*batch) for run in driver.reader.read(piece)]
     _damage(path, "orders", 0, 3)
-    with pytest.raises(CorruptData, match=r"queue orders/0 .*run `stratalog verify`"):
+    with pytest.raises(CorruptData, match=r"queue orders/0 .*run `stratalog verify STORE`"):
         driver.writer.write(iter(found))
     assert not tier_state(tmp_path / "tier").queues
 
