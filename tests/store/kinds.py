@@ -193,12 +193,14 @@ def pages(queue: Queue, start: int) -> Iterator[int]:
         start += 7
 
 
-def read_on(queue: Queue) -> tuple[dict[int, Known], list[CorruptData]]:
-    """Everything that can be read, going on where errors say. Asserts that each gets further."""
+def read_on(queue: Queue) -> tuple[dict[int, Known], list[CorruptData], set[int]]:
+    """Everything that can be read, going on where errors say; the errors, and the offsets that they say are passed
+    over. Asserts that each gets further."""
     start, end = queue.min_offset, queue.max_offset
     assert 0 <= start <= end
     found: dict[int, Known] = {}
     errors: list[CorruptData] = []
+    named: set[int] = set()
     while True:
         try:
             for message in queue.read(start):
@@ -206,9 +208,10 @@ def read_on(queue: Queue) -> tuple[dict[int, Known], list[CorruptData]]:
                 assert (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
                 found[message.queue_offset] = Known.of(message)
                 start = message.queue_offset + 1
-            return found, errors
+            return found, errors, named
         except CorruptData as error:
             errors.append(error)
         following = errors[-1].next_offset
         assert start < following <= end, f"asked for {start} of [.., {end}): {errors[-1]}"
+        named |= set(range(start, following))
         start = following

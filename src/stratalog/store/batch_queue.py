@@ -45,8 +45,8 @@ class BatchQueue:
     """The units of one queue whose topic is of type BatchCQ (upstream: BatchConsumeQueue). Derived data.
 
     A unit names its first queue offset and how many it covers, so the place of a unit says nothing about offsets: they
-    are found by bisection. Between two units offsets may be missing. Written by the dispatcher only; a unit is visible
-    once `end_offset` covers it.
+    are found by bisection. Units follow each other without a gap. Written by the dispatcher only; a unit is visible once
+    `end_offset` covers it.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class BatchQueue:
         return self._number_of(commit_log_offset) - self._first
 
     def _number_covering(self, queue_offset: int) -> int:
-        """Number of the unit that covers an offset, or of the next one when it is in a gap."""
+        """Number of the unit that covers an offset, or of the next one when none does."""
         low, high = self._first, self._end
         while low < high:
             middle = (low + high) // 2
@@ -233,9 +233,8 @@ class BatchQueue:
         return None
 
     def following(self, queue_offset: int) -> tuple[int, int]:
-        """For an offset that no unit covers: the first one behind it that a unit covers (the end when there is none),
-        and the number of the damaged unit before that one. That is -1 where the unit before it in the file is the one
-        before it in the queue: the offsets between are just not there."""
+        """For an offset that no unit covers: the next one that a unit covers (the end when there is none), and the
+        number of the unit before that one. Units follow each other without a gap, so the offsets between are lost."""
         bases = self.table()["base_offset"]
         later = np.flatnonzero(bases > queue_offset)
         number, following = self._end, self.end_offset
@@ -244,12 +243,7 @@ class BatchQueue:
             if span:
                 number, following = span.number, min(span.begin, self.end_offset)
                 break
-        before, earlier = number - 1, np.flatnonzero(bases <= queue_offset)
-        if not earlier.size and before < self._first:
-            return following, -1
-        nearest = earlier[bases[earlier] == bases[earlier].max()] if earlier.size else earlier
-        is_next = nearest.tolist() == [before - self._first] and self._span(before) is not None
-        return following, -1 if is_next else max(before, self._first)
+        return following, max(number - 1, self._first)
 
     def store_timestamp(self, queue_offset: int) -> int:
         """Store time of the first whole message at or after an offset; 2^63 when there is none."""

@@ -152,7 +152,7 @@ _WORDS = {
 
 def _damage(file: MappedFile, position: int, commit_log_offset: int) -> str:
     status = _status(file, position, commit_log_offset - position)
-    return _WORDS[status] if status is not None else "a whole record of another message stands there"
+    return _WORDS[status] if status is not None else "the record there belongs to another message"
 
 
 def check_complete(queue: "Queue", units: bytes, start: int, row_count: int) -> None:

@@ -61,22 +61,14 @@ def batch_messages(queue: "Queue", units: BatchQueue, start: int, left: int, fol
         if span is None or not span.begin <= start < span.end:
             span = units.covering(start)
             if span is None:
-                start = _passed(queue, units, start)
-                continue
+                following, before = units.following(start)
+                raise queue.not_there(start, units.place(before), next_offset=following)
             spans = units.spans(span.number + 1)
         for message in unwrapped(span.message)[: span.end - span.begin] if span.message else ():
             if left > 0 and message.queue_offset >= start:
                 yield message
                 left -= 1
         start = span.end
-
-
-def _passed(queue: "Queue", units: BatchQueue, start: int) -> int:
-    """Where reading goes on for an offset that no unit covers. Raises `CorruptData` when a damaged one did."""
-    following, damaged = units.following(start)
-    if damaged >= 0:
-        raise queue.not_there(start, units.place(damaged), next_offset=following)
-    return following
 
 
 def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Message]]:
