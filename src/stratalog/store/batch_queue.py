@@ -1,6 +1,5 @@
 """A queue of a batch topic: 46-byte units that each cover one record, and as many messages as are in it."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +44,8 @@ class BatchQueue:
     """The units of one queue whose topic is of type BatchCQ (upstream: BatchConsumeQueue). Derived data.
 
     A unit names its first queue offset and how many it covers, so the place of a unit says nothing about offsets: they
-    are found by bisection. Units follow each other without a gap. Written by the dispatcher only; a unit is visible once
-    `end_offset` covers it.
+    are found by bisection. Units follow each other without a gap. Written by the dispatcher only; a unit is visible
+    once `end_offset` covers it.
     """
 
     def __init__(
@@ -122,24 +121,18 @@ class BatchQueue:
         return self._oldest[1]
 
     def _find_min(self, log_min_offset: int) -> int | None:
-        """First offset of the live units, wherever they are. Where the first of them is damaged, the smallest offset
-        that it or its record names below the others', or at least one below these: something was there."""
+        """First offset of the live units. Where the first of them is damaged, its number: it cannot begin below that,
+        for each unit before it covers a message or more."""
         units = self.table()
         places, bases = units["commit_log_offset"], units["base_offset"]
         live = np.flatnonzero((places >= log_min_offset) | (places < 0))  # a place below 0 is damage, not an old record
         if not live.size:
             return None
-        in_order = live[np.argsort(bases[live], kind="stable")].tolist()
-        spans = (self._span(self._first + one) for one in in_order)
-        lowest = next((span.begin for span in spans if span), self.end_offset)
         number = self._first + int(live[0])
-        first, unit = self._span(number), self._unit(number)
-        if first and first.begin == lowest:
-            return lowest
-        named = [int(unit.base_offset)]
-        with contextlib.suppress(CorruptData):
-            named.append(self._log.message(unit.commit_log_offset).queue_offset)
-        return min((begin for begin in named if 0 <= begin < lowest), default=max(0, lowest - 1))
+        first = self._span(number)
+        if first and not any(self._span(self._first + int(one)) for one in live[bases[live] < first.begin]):
+            return first.begin
+        return number
 
     def _number_of(self, commit_log_offset: int) -> int:
         """Number of the first unit of a record at or behind a log offset."""
