@@ -107,7 +107,7 @@ def test_a_key_is_found_while_others_are_indexed(open_store: OpenStore) -> None:
     thread.start()
     while thread.is_alive():
         ways = (
-            [hit.body for hit in store._lookup.messages("t", ["first"], begin=0, end=2**63 - 1, limit=1).hits[0]],
+            [hit.body for hit in store._lookup.messages("t", ["first"], begin=0, end=2**63 - 1, limit=1)[0]],
             list(store._lookup.candidates("t", "first", begin=0, end=2**63 - 1))[-1:],
         )
         missed += [ways] if ways != ([b"wanted"], [0]) else []

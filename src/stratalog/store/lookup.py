@@ -1,7 +1,7 @@
 """Messages by key: the index leads to candidates, their records decide."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -49,54 +49,33 @@ class _Table:
 
 
 class Hits(list[Message]):
-    """The intact messages that a query found, oldest first.
+    """The intact messages that a query found, oldest first."""
 
-    `more`: there are older ones, which its limit left out. `damaged`: an error for each record that the index has for
-    the key and that cannot be read, newest first. Who needs every message checks that it is empty.
-    """
+    more: bool = False
+    """Whether there are older ones, which the query's limit left out."""
+    damaged: Sequence[CorruptData] = ()
+    """An error for each record that the index has for the key and that cannot be read, newest first. Who needs every
+    message checks that there is none."""
 
-    def __init__(
-        self, messages: Iterable[Message] = (), *, more: bool = False, damaged: Iterable[CorruptData] = ()
-    ) -> None:
-        super().__init__(messages)
-        self.more = more
-        self.damaged = list(damaged)
+    @classmethod
+    def of(cls, messages: Iterable[Message], *, more: bool, damaged: Sequence[CorruptData] = ()) -> "Hits":
+        hits = cls(messages)
+        hits.more, hits.damaged = more, damaged
+        return hits
 
 
 class HitsByKey(dict[str, list[Message]]):
-    """The intact messages that a query found for each key.
+    """The intact messages that a query found for each key, oldest first; a `Hits` where there is more to say."""
 
-    `more`: the keys that have older ones, which its limit left out. `damaged`: of the keys with records that cannot be
-    read, the errors of these, see `Hits`.
-    """
+    @property
+    def more(self) -> frozenset[str]:
+        """The keys that have older messages, which the query's limit left out."""
+        return frozenset(key for key, hits in self.items() if isinstance(hits, Hits) and hits.more)
 
-    def __init__(
-        self, hits: Iterable[tuple[str, list[Message]]], *, more: frozenset[str],
-        damaged: dict[str, list[CorruptData]] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(hits)
-        self.more = more
-        self.damaged = damaged or {}
-
-
-@dataclass(slots=True)
-class Found:
-    """What was found for keys, by their numbers: messages of each, and which have more or damaged records."""
-
-    hits: list[list[Message]] = field(default_factory=list)
-    cut: set[int] = field(default_factory=set)
-    damaged: dict[int, list[CorruptData]] = field(default_factory=dict)
-
-    def put(self, number: int, hits: Hits) -> None:
-        """Set the hits of one key."""
-        self.hits[number : number + 1] = [hits]
-        if hits.more:
-            self.cut.add(number)
-        if hits.damaged:
-            self.damaged[number] = hits.damaged
-
-    def one(self, number: int) -> Hits:
-        return Hits(self.hits[number], more=number in self.cut, damaged=self.damaged.get(number, ()))
+    @property
+    def damaged(self) -> dict[str, Sequence[CorruptData]]:
+        """Of the keys with records that cannot be read the errors of these, as in `Hits`."""
+        return {key: hits.damaged for key, hits in self.items() if isinstance(hits, Hits) and hits.damaged}
 
 
 class Lookup:
@@ -115,47 +94,50 @@ class Lookup:
         """Let go of the mappings."""
         self._known = None
 
-    def messages(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> Found:
+    def messages(self, topic: str, keys: list[str], *, begin: int, end: int, limit: int) -> list[list[Message]]:
         """For each key the newest `limit` intact messages that carry it and were stored in [begin, end] ms, oldest
-        first.
+        first; `Hits` where there are more, or damaged ones.
 
         Raises `ConfigurationError` without an index.
         """
         if self._index is None:
             raise _no_index()
-        found = Found()
-        hits = found.hits
-        by_candidates: set[int] = set()
-        while len(hits) < len(keys):
+        found: list[list[Message]] = []
+        while len(found) < len(keys):
             if ready_or_started():
-                self._add_natively(topic, keys, hits, begin, end, limit + 1)
-            if (number := len(hits)) < len(keys):  # what the native look-up leaves over
-                found.put(number, self._by_candidates(topic, keys[number], begin, end, limit))
-                by_candidates.add(number)
-        for number, some in enumerate(hits):
-            if (len(some) > 1 or not limit) and number not in by_candidates:
-                hits[number] = ordered = _in_order(some)
-                if len(ordered) > limit:
-                    hits[number] = ordered[1:]
-                    found.cut.add(number)
-                elif len(some) > limit:  # the index had one twice: whether there are more is open
-                    found.put(number, self._by_candidates(topic, keys[number], begin, end, limit))
+                newest = self._natively(topic, keys[len(found) :], begin, end, limit + 1)
+                for number, some in enumerate(newest, len(found)):
+                    if len(some) > 1 or not limit:
+                        newest[number - len(found)] = self._limited(some, topic, keys[number], begin, end, limit)
+                found += newest
+            if len(found) < len(keys):  # what the native look-up leaves over
+                found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))
         return found
 
-    def _add_natively(
-        self, topic: str, keys: list[str], found: list[list[Message]], begin: int, end: int, limit: int
-    ) -> None:
-        find, log, first = _native(), self._log, len(found)
+    def _limited(self, newest: list[Message], topic: str, key: str, begin: int, end: int, limit: int) -> list[Message]:
+        """`limit` of the `limit + 1` newest items' messages."""
+        ordered = _in_order(newest)
+        if len(ordered) > limit:
+            return Hits.of(ordered[1:], more=True)
+        if len(newest) > limit:  # the index had one twice: whether there are more is open
+            return self._by_candidates(topic, key, begin, end, limit)
+        return ordered
+
+    def _natively(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
+        """The hits of the first keys, newest first: of all where nothing is damaged."""
+        find, log, first = _native(), self._log, 0
+        found: list[list[Message]] = []
         while first < len(keys):
             last = min(first + _KEYS_AT_ONCE, len(keys))
             table = self._table()
             try:
                 done = find(topic, keys, first, last, begin, end, limit, log.end_offset, table.address, found)
             except UnicodeEncodeError:  # no topic has such a name
-                return
+                break
             if done < last:  # or damage, which the other way tells
-                return
+                break
             first = last
+        return found
 
     def _table(self) -> _Table:
         index, log, known = self._index, self._log, self._known
@@ -203,7 +185,7 @@ class Lookup:
                 if more:
                     break
                 hits.append(message)
-        return Hits(_in_order(hits), more=more, damaged=damaged)
+        return Hits.of(_in_order(hits), more=more, damaged=damaged)
 
     def candidates(self, topic: str, key: str, *, begin: int, end: int) -> Iterator[int]:
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""

@@ -4,6 +4,7 @@ The index knows a record's own topic, keys and unique key, as RocketMQ's does. A
 those of its members; a message in a light queue is indexed under the topic that it was put to.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stratalog.errors import CorruptData
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
 
 
-def members_with(records: Hits, key: str, limit: int) -> Hits:
+def members_with(records: list[Message], key: str, limit: int) -> Hits:
     """The newest `limit` messages of records that a key led to: of a batch the members that carry the key themselves;
     where none does the key is the batch's as a whole, and all its members are meant."""
     found: list[Message] = []
     for record in records:
         members = unwrapped(record)
         found += [member for member in members if key in member.keys or key == member.unique_key] or members
-    return _newest(found, limit, more=records.more, damaged=records.damaged)
+    told = records if isinstance(records, Hits) else Hits()
+    return _newest(found, limit, more=told.more, damaged=told.damaged)
 
 
 def light_hits(
@@ -41,12 +43,12 @@ def light_hits(
             parent, key, begin=begin, end=end, limit=limit,
             accept=lambda message: offset_in(queue, message) >= 0,
         )  # fmt: skip
-        found, more, damaged = found + hits, more or hits.more, damaged + hits.damaged
+        found, more, damaged = found + hits, more or hits.more, [*damaged, *hits.damaged]
     found.sort(key=lambda message: message.commit_log_offset)
     for message in found:
         place_in(queue, message)
     return _newest(found, limit, more=more, damaged=damaged)
 
 
-def _newest(messages: list[Message], limit: int, *, more: bool, damaged: list[CorruptData]) -> Hits:
-    return Hits(messages[max(0, len(messages) - limit) :], more=more or len(messages) > limit, damaged=damaged)
+def _newest(messages: list[Message], limit: int, *, more: bool, damaged: Sequence[CorruptData]) -> Hits:
+    return Hits.of(messages[max(0, len(messages) - limit) :], more=more or len(messages) > limit, damaged=damaged)

@@ -106,11 +106,11 @@ class JoinedStore:
                 found[message.queue_id, message.queue_offset] = message
         if self.policy is not ReadPolicy.DISABLE and is_tiered(topic):
             hits = self.tier.query(topic, key=key, begin=begin, end=end, limit=limit)
-            more, damaged = hits.more, damaged + hits.damaged
+            more, damaged = hits.more, [*damaged, *hits.damaged]
             for message in hits:
                 found.setdefault((message.queue_id, message.queue_offset), message)
         ordered = sorted(found.values(), key=lambda hit: (hit.store_timestamp, hit.queue_id, hit.queue_offset))
-        return Hits(ordered[max(0, len(ordered) - limit) :], more=more or len(ordered) > limit, damaged=damaged)
+        return Hits.of(ordered[max(0, len(ordered) - limit) :], more=more or len(ordered) > limit, damaged=damaged)
 
     def _local_hits(
         self, candidates: Iterator[int], topic: str, key: str, begin: int, end: int, limit: int,

@@ -136,7 +136,7 @@ class TieredStore:
                     found[message.queue_id, message.queue_offset] = message
         more = len(newest) == limit
         hits = (found[queue_id, offset] for _, queue_id, offset in sorted(newest)[more:])
-        return Hits(hits, more=more, damaged=damaged)
+        return Hits.of(hits, more=more, damaged=damaged)
 
     def index_items(self, topic: str, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[Item]:
         """What the index holds for a key and a time range, before anything is compared with the messages."""
