@@ -224,3 +224,30 @@ def test_a_unit_that_no_log_can_have_led_to_costs_no_message(position: str, is_c
         (tmp_path / "abort").touch()
     assert mended(tmp_path, put).lost == []
     assert served(tmp_path) == put
+
+
+@pytest.mark.parametrize(
+    ("true", "wrong", "with_units"),
+    [
+        (b"24", b"26", True), (b"24", b"26", False), (b"24", b"20", True), (b"24", b"20", False), (b"24", b"64", True),
+        (b"7", b"5", True), (b"7", b"5", False), (b"7", b"9", True), (b"7", b"9", False),
+    ],
+)  # fmt: skip
+def test_a_record_with_another_offset_in_a_light_queue_gets_its_own_back(
+    true: bytes, wrong: bytes, with_units: bool, tmp_path: Path
+) -> None:
+    """A queue that is built of the wrong one would leave out the messages after it."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for number in range(40):
+            store.put("parent", b"m%d" % number, properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"})
+    before, whole = served(root), log_path(root).read_bytes()
+    name = b"INNER_MULTI_QUEUE_OFFSET\x01"
+    at = whole.index(name + true + b"," + true) + len(name)
+    change(log_path(root), at, wrong)
+    if not with_units:
+        shutil.rmtree(root / "consumequeue")
+        (root / "consumequeue/%LMQ%a").mkdir(parents=True)
+    repair(plan_repair(root))
+    assert log_path(root).read_bytes() == whole
+    assert served(root) == before

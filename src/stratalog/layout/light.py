@@ -19,7 +19,7 @@ INNER_LEAD = b"INNER_"
 """How the names of all properties begin that give a message another place in its queues than the usual one."""
 LIGHT_QUEUE_ID = 0
 """A light queue is a topic with this one queue."""
-_SEPARATOR = ","
+SEPARATOR = ","
 _NAME = re.compile(re.escape(LMQ_PREFIX) + r"[%|$a-zA-Z0-9_-]+\Z")
 _OFFSET = re.compile(r"[0-9]{1,18}\Z")
 
@@ -44,7 +44,7 @@ def is_light_name(topic: str) -> bool:
 def light_names(text: str) -> list[str]:
     """The queues that an INNER_MULTI_DISPATCH names. Raises `IllegalMessage` for what RocketMQ stores and then cannot
     dispatch: a name that is no light queue's, one given twice, an empty one."""
-    names = text.split(_SEPARATOR)
+    names = text.split(SEPARATOR)
     for name in names:
         if not is_light_name(name):
             raise IllegalMessage(
@@ -58,7 +58,7 @@ def light_names(text: str) -> list[str]:
 
 def joined_offsets(offsets: list[int]) -> str:
     """The value of INNER_MULTI_QUEUE_OFFSET."""
-    return _SEPARATOR.join(map(str, offsets))
+    return SEPARATOR.join(map(str, offsets))
 
 
 def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
@@ -71,7 +71,7 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     stored_offsets = find_property(properties, MULTI_QUEUE_OFFSET.encode())
     if stored_names is None or stored_offsets is None:
         return [], []
-    names, offsets = stored_names.split(_SEPARATOR), stored_offsets.split(_SEPARATOR)
+    names, offsets = stored_names.split(SEPARATOR), stored_offsets.split(SEPARATOR)
     places: list[Place] = []
     poison = [f"{len(names)} names, {len(offsets)} offsets"] if len(names) != len(offsets) else []
     for name, text in zip(names, offsets, strict=False):
@@ -89,7 +89,7 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
 def light_offset(properties: bytes, topic: str) -> int:
     """The queue offset that a stored record was given in a light queue; -1 when it names none there. RocketMQ may have
     put it at a smaller one."""
-    names = (find_property(properties, MULTI_DISPATCH.encode()) or "").split(_SEPARATOR)
-    offsets = (find_property(properties, MULTI_QUEUE_OFFSET.encode()) or "").split(_SEPARATOR)
+    names = (find_property(properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
+    offsets = (find_property(properties, MULTI_QUEUE_OFFSET.encode()) or "").split(SEPARATOR)
     text = next((text for name, text in zip(names, offsets, strict=False) if name == topic), "")
     return int(text) if _OFFSET.match(text) else -1

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
+from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, SEPARATOR
 from stratalog.layout.message import (
     HEAD,
     HEADS,
@@ -35,7 +36,7 @@ from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, Transaction, enters_queue
-from stratalog.tools.evidence import Claim
+from stratalog.tools.evidence import Claim, read_record
 from stratalog.tools.survey import queue_offset_limit
 
 _PLACING = frozenset({"queue_id", "queue_offset", "commit_log_offset", "topic"})
@@ -76,6 +77,24 @@ def identity(data: bytes, offset: int) -> Claim | None:
     except CorruptData:
         return None
     return claim_of(record) if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
+
+
+def with_light_offset(data: bytes, name: str, number: int) -> bytes | None:
+    """A record with that offset in a light queue; None where it is not whole or the stored offset is not as long."""
+    record = read_record(data)
+    if record is None:
+        return None
+    names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
+    stored = find_property(record.properties, MULTI_QUEUE_OFFSET.encode()) or ""
+    offsets = stored.split(SEPARATOR)
+    if name not in names or len(names) != len(offsets) or CRC_LEAD in record.properties:
+        return None
+    offsets[names.index(name)] = str(number)
+    lead, value = (MULTI_QUEUE_OFFSET + NAME_END).encode(), SEPARATOR.join(offsets)
+    if len(value) != len(stored):
+        return None
+    at = len(data) - len(record.properties)
+    return data[:at] + record.properties.replace(lead + stored.encode(), lead + value.encode())
 
 
 _Shape = tuple[int, int, int]

@@ -23,7 +23,7 @@ from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import SysFlag, enters_queue
 from stratalog.store.recovery import Damage
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
-from stratalog.tools.mending import claim_of, identity, restored
+from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD, queue_offset_limit
 
@@ -115,6 +115,7 @@ class Judge:
     def _judge_records(self) -> list[tuple[QueueEvidence, int, int, int]]:
         """Propose another place for each record that is outvoted; returns those that lost theirs."""
         claimed, outcast, doubted, contested = np.array(self._claimed, np.int64), [], [], set[int]()
+        light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
             places = queue.outvoted()
             if not is_topic(queue.key[0]) or queue.key[1] < 0:  # no such queue can be
@@ -123,6 +124,8 @@ class Judge:
                 columns = (queue.offsets[places], queue.sizes[places], queue.numbers[places])
                 outcast += [(queue, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
                 contested |= {int(queue.offsets[at]) for at in queue.contested(places)}
+            else:
+                light += [(queue, int(queue.offsets[at]), int(queue.sizes[at])) for at in places]
             queue.remove(places)
             if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
@@ -139,7 +142,42 @@ class Judge:
         for offset in [offset for offset in self._claimed if offset in self._evidence.hidden]:
             size = self._evidence.hidden[offset]
             self._propose(offset, size, self._claims_at(offset, size), None, is_damaged=False)
+        for offset, claims in self._evidence.light_claims.items():
+            light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
+        elsewhere = {offset for _, offset, *_ in outcast}.union(*self._proposed.values())
+        self._restore_light([place for place in light if place[1] not in elsewhere])
         return outcast
+
+    def _restore_light(self, places: list[tuple[QueueEvidence, int, int]]) -> None:
+        """Restore the offsets in light queues that whole records lost: to those of their units, or of the only hole.
+        Else a queue that is built again would take the wrong ones for its own."""
+        mends: dict[int, bytes] = {}
+        for queue, offset, size in dict.fromkeys(places):
+            if offset in queue.offsets:
+                continue
+            low, high = queue.room_at(offset)
+            numbers = {
+                claim.queue_offset for claim in self._evidence.light_claims.get(offset, [])
+                if claim.key == queue.key and claim.size == size and queue.takes(offset, claim)
+            }  # fmt: skip
+            numbers = numbers or ({low} if high == low + 1 else set())
+            data = mends.get(offset) or self._read(offset, size)
+            found = with_light_offset(data, queue.key[0], min(numbers)) if len(numbers) == 1 else None
+            if found and self._is_in_place(offset, found):
+                mends[offset] = found
+                queue.insert([(offset, size, min(numbers), min(numbers) + 1)])
+        for offset, data in mends.items():
+            if record := read_record(data):
+                self._found.mends.append(Mend(offset, data, claim_of(record), is_damaged=False))
+
+    def _is_in_place(self, offset: int, data: bytes) -> bool:
+        """Whether the units of a record's own queue lead to it, if there are units."""
+        record = read_record(data)
+        if record is None:
+            return False
+        own = self._evidence.queue(*claim_of(record).key)
+        at = np.flatnonzero(own.offsets == offset)
+        return bool(at.size and (own.supported[at[0]] or not own.has_units))
 
     @staticmethod
     def _doubted(queue: QueueEvidence, claimed: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
