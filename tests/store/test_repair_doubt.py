@@ -251,3 +251,33 @@ def test_a_record_with_another_offset_in_a_light_queue_gets_its_own_back(
     repair(plan_repair(root))
     assert log_path(root).read_bytes() == whole
     assert served(root) == before
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("topic", "size"), [("plain", 1), ("plain", 200), ("%LMQ%a", 1), ("%LMQ%a", 200), ("batches", 200)]
+)
+def test_what_a_repair_put_for_a_lost_message_is_passed_over(
+    topic: str, size: int, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a placeholder and where there was no room for one; a page holds as many messages as were asked for."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        name = "parent" if topic.startswith("%") else topic
+        given = {"INNER_MULTI_DISPATCH": topic} if topic.startswith("%") else {}
+        lost = [store.put(name, b"%d" % n * size, properties=given) for n in range(9)][4]
+    change(log_path(root), lost.commit_log_offset, bytes(lost.store_size))
+    repair(plan_repair(root))
+    if not native:
+        monkeypatch.setattr("stratalog.store.reading.ready_or_started", lambda: False)
+    with opened(root, "r") as store:
+        queue = store.queue(topic)
+
+        def page(first: int, count: int) -> list[int]:
+            return [message.queue_offset for message in queue.read(first, count=count)]
+
+        assert page(0, 20) == [0, 1, 2, 3, 5, 6, 7, 8]
+        assert page(4, 1) == [5]
+        assert page(2, 3) == [2, 3, 5]
+        assert page(4, 4) == [5, 6, 7, 8]

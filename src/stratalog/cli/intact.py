@@ -29,7 +29,7 @@ class Intact:
                     yield message
                     left -= 1
                     start = message.queue_offset + 1
-                if left:
+                if left:  # the end was reached
                     self._pass(queue, start, end)
                 return
             except CorruptData as error:

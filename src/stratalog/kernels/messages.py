@@ -1,7 +1,8 @@
 """Records to Python objects, as builtins: the units of a queue to a list of messages, one place of the log to one.
 
 What stands in a record is checked before it is taken (magic, lengths, place, body CRC), so nothing damaged is served:
-both stop at it and leave it to Python to say what is wrong. The GIL is held from the first to the last step, so nobody
+both stop at it and leave it to Python to say what is wrong. Units are left to Python, too, where a repair's record
+stands for a lost message. The GIL is held from the first to the last step, so nobody
 can unmap what is read; the caller bounds how long that takes.
 
 `bind` gets (class of the messages, None, b"replace"). The class is called with the fields in `_new_message`'s order.
@@ -37,7 +38,7 @@ from stratalog.kernels.record import (
     topic_of,
 )
 from stratalog.kernels.scan import VERIFY, WHOLE, check_record
-from stratalog.layout.message import HEAD, HOST_V4
+from stratalog.layout.message import HEAD, HOST_V4, LOST_FLAG
 from stratalog.layout.queue import UNIT
 
 _UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
@@ -185,6 +186,8 @@ def _read_units(self: int, args: int, count: int, names: int) -> int:
         if load_i32(record + _TOTAL_SIZE) != size or load_i64(record + _QUEUE_OFFSET) != queue_offset + number - first:
             break
         if load_i32(record + _QUEUE_ID) != queue_id or not is_of(record, name, name_size):
+            break
+        if load_i32(record + _FLAG) == LOST_FLAG:
             break
         message = _next_message(self, frame, record, topic)
         failed = message == 0 or add_to_list(out, message) < 0

@@ -11,13 +11,15 @@ from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.message import BATCH_ENTRY, PROPERTIES_LENGTH, PROPERTIES_SIZE_MAX
 from stratalog.layout.properties import find_property
 from stratalog.layout.queue import BATCH_SIZE_MAX
-from stratalog.layout.sysflag import SysFlag
+from stratalog.layout.sysflag import Compression, SysFlag
 
 INNER_NUM = "INNER_NUM"
 """How many messages an inner batch holds."""
 INNER_BASE = "INNER_BASE"
 """Queue offset of its first one, which is the record's own; the store adds it."""
 INNER_FLAGS = int(SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
+PLACEHOLDER_FLAGS = int(SysFlag.COMPRESSED) | INNER_FLAGS | int(Compression.ZLIB)
+"""System flags of the record that a repair writes for a lost message: a compressed batch of no messages."""
 
 
 @dataclass(frozen=True, slots=True)

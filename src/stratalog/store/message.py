@@ -5,11 +5,13 @@ from typing import Any
 import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.layout.batch import PLACEHOLDER_FLAGS
 from stratalog.layout.message import (
     HEAD,
     HEAD_REST,
     HEAD_REST_V6,
     HEADS,
+    LOST_FLAG,
     MAGIC_V2,
     PROPERTIES_LENGTH,
     READ_HEAD,
@@ -18,6 +20,7 @@ from stratalog.layout.message import (
     Host,
 )
 from stratalog.layout.messageid import offset_message_id
+from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import KEYS, TAGS, UNIQUE_KEY, decode_properties, find_property, split_keys
 from stratalog.layout.record import UnpackError
 from stratalog.layout.sysflag import COMPRESSION_MASK, HOSTS_MASK, Compression, SysFlag
@@ -124,6 +127,12 @@ def decompress(body: bytes, sys_flag: int, *, size_max: int) -> bytes:
     if len(plain) > size_max:
         raise IllegalMessage(f"the body decompresses to more than {size_max:,} bytes; raise size_max if that is meant")
     return plain
+
+
+def is_placeholder(message: Message) -> bool:
+    """Whether a repair wrote this record in the place of a lost message."""
+    is_of_repair = message.sys_flag == PLACEHOLDER_FLAGS or message.topic == SCHEDULE_TOPIC
+    return message.flag == LOST_FLAG and is_of_repair
 
 
 def message_at(buffer: Any, position: int, topic: str | None = None) -> Message:

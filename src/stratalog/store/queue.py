@@ -352,7 +352,7 @@ class Queue:
 
         With `follow` the iterator waits for new messages instead of ending; in a read-only store for those of another
         process, which come within some 50 ms. Raises `OffsetOutOfRange` outside [min_offset, max_offset]; messages that
-        recovery could not save are passed over.
+        recovery or a repair could not save are passed over.
         """
         left = 1 << 62 if count is None else exact_count("count", count)
         if follow and self._log.read_only:
@@ -385,7 +385,10 @@ class Queue:
     def read_arrow(
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
-        """Up to `count` messages as an Arrow batch in the columns of the Spark source (or those asked for)."""
+        """The messages at `count` queue offsets as an Arrow batch in the columns of the Spark source (or those asked
+        for). There are fewer rows where recovery could not save messages. What a repair put in the place of a lost
+        message is a row with `flag` 0x4C4F5354 and an empty body.
+        """
         return self.store.read_arrow(self, first, count=count, columns=columns)
 
     def offset_at(self, time: Moment, *, bound: Literal["lower", "upper"] = "lower") -> int:

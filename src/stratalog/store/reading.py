@@ -5,6 +5,7 @@ position and the message that should stand there, and carries the queue offset a
 no message behind it.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,7 +20,7 @@ from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
-from stratalog.store.message import Message, message_at
+from stratalog.store.message import Message, is_placeholder, message_at
 
 if TYPE_CHECKING:
     from stratalog.store.commit_log import CommitLog
@@ -53,9 +54,10 @@ def read_queue(
                 return
             time.sleep(_FOLLOW_PAUSE_S)
             continue
-        yield from lists_of(queue, units, start)
+        for messages in lists_of(queue, units, start):
+            left -= len(messages)
+            yield messages
         start += len(units) // UNIT.size
-        left -= len(units) // UNIT.size
         chunk = min(4 * chunk, _CHUNK_UNITS_MAX)
 
 
@@ -69,9 +71,11 @@ def plain_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Me
             continue
         messages: list[Message] = []
         done = _read_units(queue, units, number, start, commit_log_offset, messages)
-        yield messages
         if done == number:
-            raise not_there(queue, start + number, commit_log_offset)
+            message = _read_one(queue, commit_log_offset, size, start + number)
+            messages += [] if is_placeholder(message) else [message]
+            done += 1
+        yield messages
         number = done
 
 
@@ -79,23 +83,27 @@ def _read_units(
     queue: "Queue", units: bytes, number: int, start: int, commit_log_offset: int, messages: list[Message]
 ) -> int:
     """Decode units from `number` on as long as they lie in one file; returns the first that was not."""
+    if not ready_or_started():
+        return number
     try:
         file, position = queue.store.log.file_at(commit_log_offset)
     except IndexError:
         return number
     base = commit_log_offset - position
     view = file.view
-    if ready_or_started():
-        return _natives()[0](
-            units, number, len(units), view.ctypes.data, base, base + file.size, queue.topic, queue.queue_id,
-            start + number, _CHUNK_SIZE, messages,
-        )  # fmt: skip
-    message = _checked(file, position, base, None)
-    own = (queue.topic, queue.queue_id, start + number)
-    if message is None or (message.topic, message.queue_id, message.queue_offset) != own:
-        return number
-    messages.append(message)
-    return number + 1
+    return _natives()[0](
+        units, number, len(units), view.ctypes.data, base, base + file.size, queue.topic, queue.queue_id,
+        start + number, _CHUNK_SIZE, messages,
+    )  # fmt: skip
+
+
+def _read_one(queue: "Queue", commit_log_offset: int, size: int, queue_offset: int) -> Message:
+    own = queue.topic, queue.queue_id, queue_offset, size
+    with contextlib.suppress(CorruptData):
+        message = record_at(queue.store.log, commit_log_offset)
+        if (message.topic, message.queue_id, message.queue_offset, message.store_size) == own:
+            return message
+    raise not_there(queue, queue_offset, commit_log_offset)
 
 
 def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None) -> Message:

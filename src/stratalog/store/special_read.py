@@ -14,7 +14,7 @@ from stratalog.layout.message import crc_of
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
 from stratalog.store.batch_queue import BatchQueue, BatchSpan
-from stratalog.store.message import Message
+from stratalog.store.message import Message, is_placeholder
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
@@ -87,8 +87,9 @@ def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Me
             raise queue.not_there(queue_offset, commit_log_offset) from None
         if message.store_size != size or not is_at(queue, message, queue_offset):
             raise queue.not_there(queue_offset, commit_log_offset)
-        message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, queue_offset
-        yield [message]
+        if not is_placeholder(message):
+            message.topic, message.queue_id, message.queue_offset = queue.topic, LIGHT_QUEUE_ID, queue_offset
+            yield [message]
 
 
 def is_at(queue: "Queue", message: Message, queue_offset: int) -> bool:

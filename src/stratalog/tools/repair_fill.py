@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from stratalog.errors import CorruptData
-from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM
+from stratalog.layout.batch import INNER_BASE, INNER_NUM, PLACEHOLDER_FLAGS
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, Place, joined_offsets
 from stratalog.layout.message import (
     BLANK,
@@ -39,14 +39,13 @@ from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, REAL_QUEUE_ID, REAL_TOPIC, encode_properties
 from stratalog.layout.queue import BATCH_SIZE_MAX
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc
-from stratalog.layout.sysflag import Compression, SysFlag, Transaction
+from stratalog.layout.sysflag import Transaction
 
 LOST_PROPERTY = "STRATALOG_LOST"
 FILLER_TOPIC = b"rmq_sys_stratalog_lost"
 PIECE_SIZE_MAX = 1 << 20
 """Largest record that is made: readers allocate a record's size."""
 SMALLEST = FIXED_SIZE_V1
-_PLACEHOLDER_FLAGS = int(SysFlag.COMPRESSED) | INNER_FLAGS | int(Compression.ZLIB)
 _NOTHING = zlib.compress(b"")
 
 
@@ -88,7 +87,7 @@ def placeholder(message: LostMessage, named: dict[str, str], *, with_record_crc:
     return Record(
         topic=topic, body=b"" if is_delayed else _NOTHING, queue_id=message.queue_id, flag=LOST_FLAG,
         properties=reserve_record_crc(stored) if with_record_crc else stored, queue_offset=message.queue_offset,
-        sys_flag=0 if is_delayed else _PLACEHOLDER_FLAGS,
+        sys_flag=0 if is_delayed else PLACEHOLDER_FLAGS,
         magic=MAGIC_V2 if len(topic) > TOPIC_CHARS_MAX_V1 else MAGIC_V1,
     )  # fmt: skip
 
