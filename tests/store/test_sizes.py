@@ -194,3 +194,21 @@ def test_a_note_of_another_split_wins_only_where_it_makes_the_size_of_a_file(tmp
     os.truncate(index, index.stat().st_size - 1)
     found = sizes_of(sized(StoreSettings(), tmp_path, PrivateDisk()))
     assert found["max_hash_slot_num"] == 60, "a file that was cut shows nothing"
+
+
+@pytest.mark.parametrize("setting", TINY)
+def test_a_refused_size_leaves_the_store_as_it_was(
+    setting: str, pristine: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """No abort mark, which would make the next opening a recovery."""
+    folder, sizes = pristine
+    shutil.copytree(folder, tmp_path / "store")
+
+    def content_of(root: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    before = content_of(tmp_path / "store")
+    wrong = {**sizes, **EXTENDED, setting: 20 * 46 * sizes.get(setting, 10_000)}
+    with pytest.raises((ConfigurationError, CorruptData)):
+        stratalog.open(tmp_path / "store", **wrong)
+    assert content_of(tmp_path / "store") == before

@@ -214,6 +214,17 @@ class Index:
         self._created: Path | None = None
         """A file that was begun and is not among `files`."""
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give."""
+        sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
+        if sizes and self._file_size not in sizes.values():
+            raise ConfigurationError(
+                f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
+                f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
+                "max_index_num as the store was written with, or remove the directory: it is built again from the log"
+            )
+        return sizes
+
     def load(self, end_offset: int, *, clean: bool) -> None:
         """Map the files that know records below the log's end only.
 
@@ -222,14 +233,7 @@ class Index:
         """
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
-        sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
-        if sizes and self._file_size not in sizes.values():
-            raise ConfigurationError(
-                f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
-                f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
-                "max_index_num as the store was written with, or remove the directory: it is built again from the log"
-            )
-        for name, size in sizes.items():
+        for name, size in self.sizes().items():
             mapped = self._disk.map(self.directory / name) if size == self._file_size else None
             file = IndexFile(mapped, IndexFile.header_of(mapped)) if mapped else None
             if (

@@ -160,6 +160,8 @@ class MessageStore:
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=believed
         )
         if not self._disk.read_only:
+            if self.index:
+                self.index.sizes()  # raises before anything is changed
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
             if not clean:  # the crash may have been between a file's creation and the flush of its name
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
