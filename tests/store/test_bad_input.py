@@ -101,6 +101,9 @@ def test_a_directory_that_cannot_be_written_is_refused_with_its_name() -> None:
     folder.chmod(0o755)
     with stratalog.open(folder / "store", **SMALL, **QUIET) as store:
         store.put("t", b"one")
+    (folder / "store" / "abort").touch()
+    with stratalog.open(folder / "store", **SMALL) as store:
+        bodies(store)  # the kernels are loaded while they can be
     (folder / "store" / "lock").chmod(0o600)
     try:
         os.seteuid(65534)
@@ -168,8 +171,8 @@ def test_a_truncated_log_file_is_refused_with_how_to_mend_it(number: int, size: 
     path = log_files(root)[number]
     whole = path.read_bytes()
     cut(path, size)
-    refused(root, CorruptData, "estore")
-    if number == -1:  # what the message says: extended with zeros, whole records are kept
+    refused(root, CorruptData, "stratalog repair")
+    if number == -1:  # extended with zeros, as by repair: whole records are kept
         copy = root.with_name("copy")
         shutil.copytree(root, copy)
         log_files(copy)[-1].write_bytes(whole[:size].ljust(LOG_FILE_SIZE, b"\0"))
@@ -196,7 +199,7 @@ def test_the_only_log_file_truncated_at_any_place_is_refused(clean: bool, open_s
         with pytest.raises(CorruptData) as error:
             stratalog.open(store.root, max_hash_slot_num=100, max_index_num=400)
         assert str(store.root / "commitlog") in str(error.value)
-        assert "estore" in str(error.value)
+        assert "stratalog repair" in str(error.value)
         path.write_bytes(whole)
     again = open_store()
     assert len(bodies(again)["t", 0]) == 30

@@ -19,6 +19,8 @@ from stratalog.layout.index import file_size
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.message_store import MessageStore
 from stratalog.store.sizes import SMALL_FILES, sized
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
 
 EXTENDED: dict[str, Any] = {"enable_consume_queue_ext": True}
 TINY: dict[str, Any] = {
@@ -212,3 +214,26 @@ def test_a_refused_size_leaves_the_store_as_it_was(
     with pytest.raises((ConfigurationError, CorruptData)):
         stratalog.open(tmp_path / "store", **wrong)
     assert content_of(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize("given", [32_768, 8_192, 1 << 30])
+def test_repair_refuses_a_log_file_size_that_the_files_belie(given: int, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, mapped_file_size_commit_log=16_384, small=True) as store:
+        for number in range(160):
+            store.put("t", b"%d" % number * 40)
+    with pytest.raises((ConfigurationError, CorruptData), match="16,384 bytes"):
+        plan_repair(tmp_path, settings=StoreSettings(mapped_file_size_commit_log=given))
+    assert not plan_repair(tmp_path, settings=StoreSettings(mapped_file_size_commit_log=16_384)).actions
+
+
+@pytest.mark.parametrize("length", [12_000, 16_385])
+def test_a_rebuild_that_is_refused_names_the_file_of_the_store(length: int, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, mapped_file_size_commit_log=16_384, small=True) as store:
+        for number in range(160):
+            store.put("t", b"%d" % number * 40)
+    newest = max((tmp_path / names.COMMIT_LOG).iterdir())
+    os.truncate(newest, length)
+    with pytest.raises(CorruptData, match="stratalog repair") as caught:
+        rebuild(tmp_path)
+    assert caught.value.path == str(newest)
+    assert names.STAGING not in str(caught.value)

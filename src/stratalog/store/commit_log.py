@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import CorruptData, StoreClosed, StratalogError
+from stratalog.errors import CorruptData, StoreClosed, StratalogError, command
 from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMIT, LOG_WORDS, Words
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
@@ -395,9 +395,8 @@ def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
         offset = int(name)
         if size != file_size:
             raise CorruptData(
-                f"the file has {size:,} bytes, the log's files have {file_size:,}. If it was cut off, restore it or "
-                f"extend it with zeros (truncate -s {file_size}) and open again: whole records in it are kept. "
-                "If the store uses another size, set mapped_file_size_commit_log",
+                f"the file has {size:,} bytes, the log's files have {file_size:,}. If the store uses another size, set "
+                f"mapped_file_size_commit_log; if not, {command('repair', directory.parent)} keeps all whole records",
                 path=str(directory / name),
                 position=size,
             )

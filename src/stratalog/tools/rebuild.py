@@ -265,8 +265,13 @@ def _build(
     staging: Path, settings: StoreSettings, clock_ns: ClockNs, progress: Callable[[Progress], None] | None
 ) -> Rebuilt:  # fmt: skip
     disk = _BesideDisk(staging / names.COMMIT_LOG)
-    with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
-        recovery, log_end = store.recovery, store.log.end_offset
+    try:
+        with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
+            recovery, log_end = store.recovery, store.log.end_offset
+    except CorruptData as error:  # of the log, which is the store's own
+        draft, root = str(staging), str(staging.parent)
+        error.args, error.path = (str(error).replace(draft, root),), error.path.replace(draft, root)
+        raise
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
     return Rebuilt(
         (), recovery.record_count, log_end, seal.queue_count, seal.unit_count, seal.index_item_count,
