@@ -1,6 +1,7 @@
 """A store from somebody else may be hostile: what it costs to open stays in proportion to what it is."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from stratalog.layout.message import Record
 from stratalog.layout.queue import BATCH_SIZE_MAX, BATCH_UNIT, UNIT
 from stratalog.layout.sysflag import Compression, SysFlag
 from stratalog.store import dispatch
-from stratalog.store.disk import SMALL_FILE_SIZE_MAX
+from stratalog.store.disk import SMALL_FILE_SIZE_MAX, PrivateDisk
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.verify import verify
 
@@ -257,3 +258,17 @@ def test_a_batch_unit_with_a_wild_offset_beside_damage_makes_no_units(tmp_path: 
     with BATCH.open(tmp_path) as store:
         assert store.queue("batches", 0).max_offset < 1000
         assert "more than the log has room for" in " ".join(store.recovery.notes)
+
+
+def test_bytes_that_cannot_be_read_are_an_error_before_they_are_used(tmp_path: Path) -> None:
+    """Behind the end of a file that was cut the kernel answers as for a bad block: a load would end the process."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10 * 4096))
+    disk = PrivateDisk()
+    file = disk.map(path)
+    os.truncate(path, 3 * 4096 + 5)
+    file.populate(0, 3 * 4096)
+    with pytest.raises(OSError, match=r"bytes at 16,384 cannot be read") as caught:
+        file.populate(0, file.size)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+    file.close()

@@ -17,7 +17,7 @@ from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
 from stratalog.errors import ConfigurationError, NotInstalled, StratalogError
-from stratalog.store.os_errors import is_no_thread
+from stratalog.store.os_errors import is_no_thread, next_step
 
 PROGRAM = "stratalog"
 """However it was called: shell completion is looked up by this name."""
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
             raise end_without_output(error) from None
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            complain(f"{place}{error.strerror or error}; check the path, its permissions and the space on its disk")
+            complain(f"{place}{error.strerror or error}; {next_step(error)}")
         except MemoryError:
             complain("memory is short: free some, or raise the limit (ulimit -v)")
         except RuntimeError as error:

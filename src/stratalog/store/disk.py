@@ -36,6 +36,7 @@ _SPARSE_SIZE_MIN, _COMPRESSION_MAX, _BLOCK_SIZE = 1 << 20, 64, 512
 _ZERO_CHUNK_SIZE = 1 << 16
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_POPULATE_READ = 22
+_UNREADABLE = frozenset({errno.EFAULT, errno.EIO})
 """Since Linux 5.14; before that it is refused, and nothing is lost but the time it saves."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (
@@ -100,9 +101,22 @@ class MappedFile:
 
     def populate(self, begin: int, end: int) -> None:
         """Map the pages of [begin, end) all at once: they are about to be read, and a fault for each few of them takes
-        as long as a CRC over them."""
+        as long as a CRC over them. Raises `OSError` for a page that the disk does not give, where the kernel can tell
+        (Linux 5.14): a load from it would end the process."""
         begin -= begin % mmap.PAGESIZE
-        _libc.madvise(self.address + begin, max(0, end - begin), _MADV_POPULATE_READ)
+        if self._can_populate(begin, end):
+            return
+        while end - begin > mmap.PAGESIZE:
+            middle = begin + -(-(end - begin) // (2 * mmap.PAGESIZE)) * mmap.PAGESIZE
+            if self._can_populate(begin, middle):
+                begin = middle
+            else:
+                end = middle
+        raise OSError(errno.EIO, f"the bytes at {begin:,} cannot be read ({os.strerror(errno.EIO)})", str(self.path))
+
+    def _can_populate(self, begin: int, end: int) -> bool:
+        failed = begin < end and _libc.madvise(self.address + begin, end - begin, _MADV_POPULATE_READ)
+        return not failed or ctypes.get_errno() not in _UNREADABLE
 
     def sync(self) -> None:
         if self._released:

@@ -34,7 +34,8 @@ def next_step(error: OSError | MemoryError) -> str:
         errno.EACCES: "give this user access, or run as the user who owns the files",
         errno.EPERM: "give this user access, or run as the user who owns the files",
         errno.EROFS: "mount the file system for writing",
-        errno.EIO: "look into the kernel's log (dmesg), and repair or replace the disk",
+        errno.EIO: "look into the kernel's log (dmesg). To save what can be read, copy the files to another disk "
+        "(dd conv=noerror,sync) and run `stratalog repair COPY`",
     }.get(number or 0, "remove the cause")
 
 

@@ -75,9 +75,15 @@ class Item:
             yield self.position, self.data[:_SHOWN_SIZE_MAX].hex(), self.kind, ""
 
 
+def _mapped(path: Path, disk: PrivateDisk) -> MappedFile:
+    file = disk.map(path)
+    file.populate(0, file.data_end)
+    return file
+
+
 def dump_commit_log(path: Path) -> Iterator[Item]:
     """Messages, blanks and damaged ranges. A file under another name than its own works: records tell the offset."""
-    file = PrivateDisk().map(path)
+    file = _mapped(path, PrivateDisk())
     start = offset_of(path.name)
     base = ANY_OFFSET if start is None else start
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
@@ -225,7 +231,7 @@ def dump_extension(path: Path) -> Iterator[Item]:
 def dump_index(path: Path) -> Iterator[Item]:
     """Header and items of an index file, oldest item first. A header of zeros (after a crash) is not believed."""
     disk = PrivateDisk()
-    file = disk.map(path)
+    file = _mapped(path, disk)
     data = file.view.data
     header = index.HEADER.unpack(data)
     raw = bytes(data[: index.HEADER.size])

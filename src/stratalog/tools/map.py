@@ -167,6 +167,7 @@ def _map_log(found: StoreMap, log: _Log) -> None:
 def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, int | None, int | None]:
     """Log offsets: behind the last record of a file, of that record, and where bytes that are no record begin."""
     file = disk.map(path)
+    file.populate(0, file.data_end)
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
     position, newest, damage = 0, None, None
     while True:

@@ -57,7 +57,7 @@ def told(action: Action) -> str:
         case "mend":
             return f"set {action.size:,} bytes of {place} aside and restore the record there: {action.reason}"
         case "cover":
-            return f"set {action.size:,} bytes of {place} aside and put records in their place that nobody reads"
+            return f"set {action.size:,} bytes of {place} aside and cover them with placeholders"
         case "cut":
             kept = f"; {len(action.lost):,} placeholders keep the offsets of what is lost" if action.lost else ""
             return f"set {action.size:,} bytes after the log's end ({place}) aside and zero them{kept}"

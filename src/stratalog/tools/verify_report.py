@@ -174,7 +174,9 @@ class ReportingDisk(PrivateDisk):
 
     def map(self, path: Path) -> MappedFile:
         with self._reporting(path):
-            return super().map(path)
+            file = super().map(path)
+            file.populate(0, file.data_end)
+            return file
 
     def open(self, path: Path) -> OpenFile:
         with self._reporting(path):
