@@ -16,6 +16,26 @@ class TestPosixBackend(BackendSuite):
     pass
 
 
+@pytest.mark.parametrize("url", ["tier", "./tier", Path("tier")], ids=repr)
+def test_a_tier_stays_where_it_was_opened(url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    backend = open_backend(url)
+    backend.write("c/b/x", 0, b"x")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    backend.write("c/b/y", 0, b"y")
+    backend.sync(["c/b/x", "c/b/y"])
+    assert backend.put_if_absent("c/b/z", b"z")
+    backend.replace("c/b/z", b"zz")
+    assert [backend.size(path) for path in backend.list("c/")] == [1, 1, 2]
+    assert backend.directories("c") == ["b"]
+    assert backend.read("c/b/z", 0, 2) == b"zz"
+    backend.delete("c/b/z")
+    backend.close()
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert sorted(os.listdir(tmp_path / "tier" / "c" / "b")) == ["x", "y"]
+
+
 def test_a_link_out_of_the_tier_is_not_followed(backend: PosixBackend, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -191,7 +191,8 @@ class _Job:
         self.backend: PosixBackend = open_backend(tier_url)
         self.manifest = Manifest(self.backend, cluster, broker)
         self.state = _begun(self.backend, self.manifest, tier_url)
-        self._options = {"path": path, "tier": tier_url, "cluster": cluster, "broker": broker}
+        tier = str(self.backend.root)  # Spark's processes have a current directory of their own
+        self._options = {"path": path, "tier": tier, "cluster": cluster, "broker": broker}
         self._log = log
         self._index_slot_count = index_slot_count
         self._compact_index = compact_index

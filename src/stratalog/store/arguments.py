@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import index
+from pathlib import Path
 from typing import Any, Literal
 
 from stratalog.config.shown import shown
@@ -162,6 +163,17 @@ def path_text(name: str, value: Any) -> str:
     if not is_name or not text:
         raise ConfigurationError(f"{name} {shown(text)}: give a path that is not empty, without a zero byte")
     return text
+
+
+def absolute_path(name: str, value: Any) -> Path:
+    """A path as it is now, whatever directory the process changes to later. Raises `ConfigurationError`."""
+    path = Path(path_text(name, value))
+    try:
+        return path.absolute()
+    except OSError:
+        raise ConfigurationError(
+            f"{name} {str(path)!r}: the current directory of this process was removed; give an absolute path"
+        ) from None
 
 
 def one_of(name: str, value: Any, *choices: str) -> str:

@@ -20,7 +20,7 @@ from stratalog.config.shown import shown
 from stratalog.errors import ConfigurationError, NotAStore, StoreUnavailable, StratalogError, command
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
-from stratalog.store.arguments import check_type, one_of, path_text
+from stratalog.store.arguments import absolute_path, check_type, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
 from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, reason, refusal, thread_refusal
@@ -46,7 +46,7 @@ def open_store(
     progress: Callable[[Progress], None] | None = None,
     **given: Any,
 ) -> MessageStore:
-    """Open the message store in a directory.
+    """Open the message store in a directory; a relative path is resolved once, here.
 
     `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
     running broker and sees the store as it is now. `progress` is called while much of the log has to be read, some
@@ -55,7 +55,7 @@ def open_store(
     docs/small-stores.md). Settings are keywords, named as in `StoreSettings`; each overrides that of `settings`.
     Raises `NotAStore`, `StoreLocked`, `StoreUnavailable`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
-    root, mode = Path(path_text("path", path)), "r" if one_of("mode=", mode, "r", "w") == "r" else "w"
+    root, mode = absolute_path("path", path), "r" if one_of("mode=", mode, "r", "w") == "r" else "w"
     if disk is None:
         disk = PrivateDisk() if mode == "r" else Disk()
     if settings is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, IllegalMessage
+from stratalog.store.arguments import absolute_path
 from stratalog.store.disk import FILE_MODE, Disk, check_allocated
 from stratalog.store.forks import watch
 
@@ -99,7 +100,7 @@ class PosixBackend:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = absolute_path("the tier's path", root)
         self.reads = 0
         self.bytes_read = 0
         self._lock = threading.Lock()
