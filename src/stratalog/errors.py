@@ -20,6 +20,7 @@ found and the next step.
 """
 
 import shlex
+from typing import Any
 
 
 def command(*words: object) -> str:
@@ -28,7 +29,17 @@ def command(*words: object) -> str:
 
 
 class StratalogError(Exception):
-    """Root of the library's errors."""
+    """Root of the library's errors. They can be pickled and copied, so they cross processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[StratalogError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StratalogError:
+    """The error, without its `__init__`, which takes more than `args`."""
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class ConfigurationError(StratalogError):

@@ -62,6 +62,7 @@ from stratalog.store.sizes import note_sizes
 from stratalog.store.snapshot import load_queues, store_snapshot
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
+from stratalog.store.uncopied import Uncopied
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +82,7 @@ def _pieces(batch: Any) -> "list[pa.RecordBatch]":
     raise IllegalMessage(f"batch {shown(batch)}: give a pyarrow RecordBatch or Table; nothing was written")
 
 
-class MessageStore:
+class MessageStore(Uncopied):
     """A message store in a directory, in RocketMQ's files. Any thread may use it; one process may write.
 
     Derived from the log alone: queues, index and checkpoint can be deleted and come back. Use it as a context manager:

@@ -63,6 +63,7 @@ from stratalog.store.record_put import (
 )
 from stratalog.store.special_put import put_batch
 from stratalog.store.special_read import batch_messages, is_at, light_messages
+from stratalog.store.uncopied import Uncopied
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +77,7 @@ _SHAPES_MAX = 1024
 _SEPARATORS = (NAME_END + VALUE_END).encode()
 
 
-class Queue:
+class Queue(Uncopied):
     """One queue of one topic, bound to an open store: the fast way in a loop. Any thread may use it.
 
     Offsets are queue offsets (message numbers): `min_offset ≤ offset < max_offset` can be read.

@@ -1,7 +1,7 @@
 """The receipts of a list."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from stratalog.store.record_put import Receipt
 
@@ -16,11 +16,15 @@ class Receipts(Sequence[Receipt]):
     """
 
     def __init__(self, queue: "Queue", queue_offset: int, start: int, now: int, ends: bytes) -> None:
-        self._queue = queue
+        self._host = queue.host
         self._queue_offset = queue_offset
         self._start = start
         self._now = now
         self._ends = memoryview(ends).cast("i")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a list: `pickle` and `copy` take no view of memory."""
+        return list, (list(self),)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -34,4 +38,4 @@ class Receipts(Sequence[Receipt]):
             return [self[one] for one in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         begin, end = self._ends[number - 1] if number else 0, self._ends[number]
-        return Receipt(self._queue_offset + number, self._start + begin, end - begin, self._now, self._queue.host)
+        return Receipt(self._queue_offset + number, self._start + begin, end - begin, self._now, self._host)

@@ -13,6 +13,7 @@ from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.layout.tier import UNIT_SIZE, SegmentType
 from stratalog.store.arguments import Moment, check_bound, exact_count, exact_int, milliseconds
 from stratalog.store.message import Message, message_at
+from stratalog.store.uncopied import Uncopied
 from stratalog.tiered.chunk import CHUNK_SIZE_MAX, FIRST_CHUNK_SIZE, Chunk, ChunkReader
 from stratalog.tiered.flat_file import FlatFile
 from stratalog.tiered.segment import SegmentBackend
@@ -46,7 +47,7 @@ class GetResult(msgspec.Struct, frozen=True):
     message: Message | None = None
 
 
-class TieredQueue:
+class TieredQueue(Uncopied):
     """A queue of a tier, as of the state it was made from. Any thread may use it.
 
     Offsets are queue offsets: `min_offset ≤ offset < max_offset` can be read, but for gaps that are stepped over.

@@ -16,6 +16,7 @@ from stratalog.store.index_file import HITS_MAX
 from stratalog.store.lookup import Hits
 from stratalog.store.message import Message
 from stratalog.store.record_put import check_queue_id
+from stratalog.store.uncopied import Uncopied
 from stratalog.tiered.index import Item, TierIndex, keys_of
 from stratalog.tiered.listing import state_from_listing
 from stratalog.tiered.manifest import Manifest
@@ -32,7 +33,7 @@ class Stats(NamedTuple):
     bytes_read: int
 
 
-class TieredStore:
+class TieredStore(Uncopied):
     """A tier opened for reading. Any thread may use it.
 
     It shows the state of the moment it was opened; `refresh` takes in what was committed since. Queues taken before a
