@@ -3,7 +3,7 @@
     StratalogError
     ├── ConfigurationError    a setting, an option or the environment is wrong: fix it and try again
     │   └── NotInstalled      a Java or a package is missing: install it
-    ├── IllegalMessage        the message cannot be stored as it is: change it (nothing was written)
+    ├── IllegalMessage        the message cannot be stored as it is: change it (it was not written)
     ├── OffsetOutOfRange      the queue holds no such offset: read on from `next_offset`
     ├── StoreUnavailable      the system refuses (permissions, open files, memory): remove the cause and try again
     ├── StoreLocked           another process has the store open for writing: close it there, or open with mode="r"
@@ -15,12 +15,23 @@
     ├── CorruptData           bytes on disk contradict their layout: verify, then repair or restore
     └── TierConflict          another writer committed to the tier first: read the tier's state again and redo the batch
 
+A put of several messages that ended half way says how many were put, also in `put_count`; while that is 0 none was.
+
 A new class appears only where a caller would act differently. Messages name the place, what was expected, what was
 found and the next step.
 """
 
+import re
 import shlex
+from copy import copy
 from typing import Any
+
+_NOTHING = re.compile(
+    r"[.;,]? nothing was (written|changed|done|put)\.?$"
+    r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ were put: go on with the next$",
+    re.IGNORECASE,
+)
+"""How errors end that are about one message, or about a part of several."""
 
 
 def command(*words: object) -> str:
@@ -30,6 +41,9 @@ def command(*words: object) -> str:
 
 class StratalogError(Exception):
     """Root of the library's errors. They can be pickled and copied, so they cross processes."""
+
+    put_count = 0
+    """How many messages of a list or table were put before the error. The message says it too, unless it is 0."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, vars(self))
@@ -42,6 +56,16 @@ def _restored(kind: type[StratalogError], args: tuple[Any, ...], attributes: dic
     return error
 
 
+def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> StratalogError:
+    """The error that ended a put of several, saying how many (`what`) were put."""
+    told = copy(error)  # it may be one that the store raises again
+    told.args = (
+        f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} were put: go on with the next",
+    )
+    told.put_count = put_count
+    return told
+
+
 class ConfigurationError(StratalogError):
     """A setting or the environment is wrong; nothing was read or written."""
 
@@ -51,7 +75,7 @@ class NotInstalled(ConfigurationError):
 
 
 class IllegalMessage(StratalogError):
-    """The message (or topic name, or property) is outside the limits; nothing was written."""
+    """The message (or topic name, or property) is outside the limits; it was not written."""
 
 
 class OffsetOutOfRange(StratalogError):
@@ -63,7 +87,7 @@ class OffsetOutOfRange(StratalogError):
 
 
 class StoreUnavailable(StratalogError):
-    """The system refuses a call; nothing was lost, and the same call works once the cause is gone."""
+    """The system refuses a call; nothing was lost, and what was not done yet works once the cause is gone."""
 
 
 class StoreLocked(StratalogError):
@@ -71,7 +95,7 @@ class StoreLocked(StratalogError):
 
 
 class StoreClosed(StratalogError):
-    """The store object was closed, or was opened before `os.fork()` by the parent process. Nothing was done."""
+    """The store object was closed, or was opened before `os.fork()` by the parent process."""
 
 
 class StoreReadOnly(StratalogError):
@@ -83,7 +107,7 @@ class StoreFailed(StratalogError):
 
 
 class DiskFull(StratalogError):
-    """The disk has no room for the next file; nothing was written, the same call works once there is room."""
+    """The disk has no room for the next file; put what was not put (see `put_count`) once there is room."""
 
 
 class NotAStore(StratalogError):

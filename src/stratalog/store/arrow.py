@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stratalog.config.shown import shown
-from stratalog.errors import IllegalMessage
+from stratalog.errors import IllegalMessage, StratalogError, partly_put
 from stratalog.kernels.columns import decode_arrow
 from stratalog.kernels.encode import EncodeStatus, encode_batch, holds_separator
 from stratalog.kernels.queue_table import (
@@ -172,8 +172,14 @@ def append_batch(
     with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
         store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)
         starts = [queue.next_offset for queue in queues]
-        for number, rows in enumerate(pieces):
-            _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues)
+        try:
+            for number, rows in enumerate(pieces):
+                _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues)
+        except StratalogError as error:  # a flush failed meanwhile
+            put_count = sum(queue.next_offset for queue in queues) - sum(starts)
+            if not put_count:
+                raise
+            raise partly_put(error, put_count, batch.num_rows, "rows") from error
         for queue, start in zip(queues, starts, strict=True):
             ranges[queue.topic, queue.queue_id] = range(start, queue.next_offset)
     return {key: found for key, found in ranges.items() if len(found)}

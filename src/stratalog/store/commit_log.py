@@ -265,10 +265,6 @@ class CommitLog:
             self.fail(failed(f"new file in {self.directory}", error))
             raise self._failure or error from error
 
-    def unreserve(self) -> None:
-        """Remove what was reserved and is not wanted any more."""
-        self._next_files.drop(self._behind)
-
     def _roll(self) -> None:
         """Close the current file with a blank record and go on in a new one, which is taken first: a full disk
         changes nothing."""

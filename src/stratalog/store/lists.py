@@ -4,15 +4,16 @@ A list of a hundred costs little more than a few single puts, so what is done on
 `accumulate` into plain arrays, the kernel's tables are kept per queue, receipts are made when they are asked for.
 """
 
+import contextlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from stratalog.errors import DiskFull, IllegalMessage
+from stratalog.errors import IllegalMessage, StratalogError, partly_put
 from stratalog.kernels.encode import (
     COLUMN_DATA,
     COLUMN_OFFSETS,
@@ -27,14 +28,14 @@ from stratalog.kernels.queue_table import (
     QUEUE_TOPIC_SIZE,
 )
 from stratalog.kernels.recordcrc import seal_records
-from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, V6_EXTRA, Host
+from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host, Record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
 from stratalog.store.queue import Queue
 from stratalog.store.receipts import Receipts
-from stratalog.store.record_put import Receipt, check_stored, checked_record
-from stratalog.store.special_put import special_of
+from stratalog.store.record_put import Receipt, RecordFields, append_record, check_stored, checked_record
+from stratalog.store.special_put import Special, special_of
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -158,27 +159,49 @@ def _put_one_by_one(
     born_host: Host | None,
 ) -> list[Receipt]:
     """A list that no kernel writes, or that one file does not hold: checked as a whole, and room made for, before."""
-    extra = V6_EXTRA * (queue.host.is_v6 + (born_host or queue.host).is_v6) + (not queue.is_batchable)
-    for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):
-        _check_limits(store, queue.fixed_size + extra, number, len(body), len(text))
-        if queue.needs_more(text):
-            special_of(queue, checked_record(queue, body, text, {}))
-    sizes = [queue.fixed_size + extra + len(body) + len(text) for body, text in zip(bodies, texts, strict=True)]
-    with store.log.lock:
-        store.log.reserve(np.array(sizes, np.int64))
+    count = len(bodies)
+    planned: list[tuple[Record, Special | None]] = []
+    for number, (body, text, flag) in enumerate(zip(bodies, texts, flags or [0] * count, strict=True)):
+        fields: RecordFields = {"flag": flag, "born_timestamp": born_timestamp, "born_host": born_host}
+        with _naming(number):
+            record = checked_record(queue, body, text, fields)
+            planned.append((record, special_of(queue, record)))
     receipts: list[Receipt] = []
-    try:
-        for body, text, flag in zip(bodies, texts, flags or [0] * len(bodies), strict=True):
-            receipts.append(
-                queue.put_record(body, text, flag=flag, born_timestamp=born_timestamp, born_host=born_host, wait=False)
-            )
-    except BaseException as error:
-        with store.log.lock:
-            store.log.unreserve()
-        if isinstance(error, DiskFull):  # others took the room meanwhile
-            raise DiskFull(f"{error}; the first {len(receipts):,} messages of this list were put") from error
-        raise
+    with store.log.lock:  # over the whole list: nothing that ends a put can come between two of its messages
+        sizes = []
+        for number, (record, special) in enumerate(planned):
+            with _naming(number):
+                sizes.append(_size_max(store, record, special, ahead=count))
+        now = store.clock_ns() // 1_000_000
+        store.log.reserve(np.array(sizes, np.int64))
+        try:
+            for record, special in planned:
+                receipts.append(append_record(queue, record, special, now))
+        except StratalogError as error:  # a flush failed meanwhile
+            if not receipts:
+                raise
+            raise partly_put(error, len(receipts), count, "messages of the list") from error
     return receipts
+
+
+def _size_max(store: "MessageStore", record: Record, special: Special | None, *, ahead: int) -> int:
+    """The largest size that the record may have, behind so many others of its list. Raises `IllegalMessage`."""
+    size = (special.complete(record, ahead) if special else record).total_size
+    if size + BLANK.size > store.log.file_size:
+        raise IllegalMessage(
+            f"the record takes {size:,} bytes, a file of this log holds {store.log.file_size - BLANK.size:,}; "
+            "nothing was written"
+        )
+    return size
+
+
+@contextlib.contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Errors say which message of the list is meant."""
+    try:
+        yield
+    except IllegalMessage as error:
+        raise IllegalMessage(f"message {number} of the list: {error}") from None
 
 
 def _check_not_delayed(topic: str, properties: bytes) -> None:
@@ -186,14 +209,3 @@ def _check_not_delayed(topic: str, properties: bytes) -> None:
     level = find_property(properties, DELAY.encode())
     if level and topic != SCHEDULE_TOPIC and level.strip("0") and not level.startswith("-"):
         raise IllegalMessage(f"a list cannot be delayed (property DELAY is {level}): put the messages one by one")
-
-
-def _check_limits(store: "MessageStore", fixed_size: int, number: int, body_size: int, properties_size: int) -> None:
-    total = fixed_size + body_size + properties_size + BLANK.size
-    body_size_max = store.settings.max_message_size
-    if body_size > body_size_max or properties_size > PROPERTIES_SIZE_MAX or total > store.log.file_size:
-        raise IllegalMessage(
-            f"message {number} of the list: a body of {body_size:,} or properties of {properties_size:,} bytes exceed "
-            f"{body_size_max:,}, {PROPERTIES_SIZE_MAX:,}, or the log file of {store.log.file_size:,}; "
-            "nothing was written"
-        )

@@ -21,6 +21,7 @@ from stratalog.errors import (
     StoreReadOnly,
     StoreUnavailable,
     StratalogError,
+    partly_put,
 )
 from stratalog.kernels import put as native_put
 from stratalog.kernels.aside import ready_or_started
@@ -412,8 +413,8 @@ class MessageStore(Uncopied):
         list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
         know becomes a property of its name and must hold text.
 
-        A batch is written whole or not at all; of a table `DiskFull` and `IllegalMessage` say how many rows, in whole
-        batches, were put before.
+        Rows are checked, and room is made for them, batch by batch before the first is written: only a failed flush can
+        end the put within a batch. Every error says how many rows of the table were put before it (`put_count`).
         """
         from stratalog.store.arrow import append_batch
 
@@ -422,11 +423,11 @@ class MessageStore(Uncopied):
         for piece in _pieces(batch):
             try:
                 added = append_batch(self, piece, topic, queue_id)
-            except (DiskFull, IllegalMessage) as error:
+            except StratalogError as error:
+                put_count += error.put_count
                 if not put_count:
                     raise
-                told = f"{error} of this batch; the first {put_count:,} rows of the table were put"
-                raise type(error)(told) from error
+                raise partly_put(error, put_count, batch.num_rows, "rows") from error
             put_count += piece.num_rows
             for key, found in added.items():
                 ranges[key] = range(ranges[key].start if key in ranges else found.start, found.stop)

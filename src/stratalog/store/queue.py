@@ -269,7 +269,8 @@ class Queue(Uncopied):
     ) -> Sequence[Receipt]:
         """Append several messages with one lock and one flush wait; `properties` are encoded, one for all or one each.
 
-        Like a client batch they share one store time and stand together in one file. All or nothing.
+        Like a client batch they share one store time and stand together in one file, if they fit there. All or nothing:
+        only where a flush fails meanwhile may some of a larger list be put, and the error says how many (`put_count`).
         """
         texts = bytes_or_list("properties", properties)
         receipts = self.store.put_list(

@@ -25,7 +25,7 @@ from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, with
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.arguments import exact_bytes, exact_int, exact_list
 from stratalog.store.flush import asks_to_wait
-from stratalog.store.special_put import special_of
+from stratalog.store.special_put import Special, special_of
 
 if TYPE_CHECKING:
     from stratalog.store.commit_log import CommitLog
@@ -81,27 +81,31 @@ def put_record(
     body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), bool(wait)
     record = checked_record(queue, body, properties, fields)
     special = special_of(queue, record)
+    with queue.store.log.lock:
+        receipt = append_record(queue, record, special)
+    if wait and queue.store.settings.flush == "sync" and asks_to_wait(properties):
+        queue.store.commit.wait(receipt.end_offset)
+    return receipt
+
+
+def append_record(queue: "Queue", record: Record, special: Special | None, now_ms: int | None = None) -> Receipt:
+    """Append a checked record, with the log's lock held; `now_ms` is its store time if that is known."""
+    log = queue.store.log
     queued = enters_queue(record.sys_flag)
-    log, settings = queue.store.log, queue.store.settings
-    with log.lock:
-        queue_offset = queue.next_offset if queued else 0
-        record = replace(record, queue_offset=queue_offset)
-        if special:
-            record = special.complete(record)
-        total = record.total_size
-        position = make_room(log, total)
-        start = log.end_offset
-        now = queue.store.clock_ns() // 1_000_000
-        placed = replace(
-            record, commit_log_offset=start, born_timestamp=record.born_timestamp or now, store_timestamp=now
-        )
-        data = placed.encode()
-        if settings.enabled_append_prop_crc:
-            data = seal_record_crc(data)
-        moved = special.advanced() if queued and special else [queue.advanced(queued)]
-        log.commit(start + total, (log.map, slice(position, position + total), data), *moved)
-    if wait and settings.flush == "sync" and asks_to_wait(properties):
-        queue.store.commit.wait(start + total)
+    queue_offset = queue.next_offset if queued else 0
+    record = replace(record, queue_offset=queue_offset)
+    if special:
+        record = special.complete(record)
+    total = record.total_size
+    position = make_room(log, total)
+    start = log.end_offset
+    now = queue.store.clock_ns() // 1_000_000 if now_ms is None else now_ms
+    placed = replace(record, commit_log_offset=start, born_timestamp=record.born_timestamp or now, store_timestamp=now)
+    data = placed.encode()
+    if queue.store.settings.enabled_append_prop_crc:
+        data = seal_record_crc(data)
+    moved = special.advanced() if queued and special else [queue.advanced(queued)]
+    log.commit(start + total, (log.map, slice(position, position + total), data), *moved)
     return Receipt(queue_offset, start, total, now, record.store_host)
 
 

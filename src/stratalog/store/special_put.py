@@ -45,8 +45,9 @@ _BODY_SIZE_MAX = 1 << 26
 class Special(Protocol):
     """What a record needs when its place is known."""
 
-    def complete(self, record: Record) -> Record:
-        """The record with what its offsets add to the properties. Under the log's lock."""
+    def complete(self, record: Record, ahead: int = 0) -> Record:
+        """The record with what its offsets add to the properties, as if so many messages were put to each queue first.
+        Under the log's lock. Raises `IllegalMessage` when they grow too large."""
 
     def advanced(self) -> list[tuple[Any, Any, Any]]:
         """What `CommitLog.commit` has to store for the queues. Under the log's lock."""
@@ -108,8 +109,8 @@ class _InnerBatch:
     queue: "Queue"
     count: int
 
-    def complete(self, record: Record) -> Record:
-        return _with_property(record, INNER_BASE, str(record.queue_offset))
+    def complete(self, record: Record, ahead: int = 0) -> Record:
+        return _with_property(record, INNER_BASE, str(record.queue_offset + ahead))
 
     def advanced(self) -> list[tuple[Any, Any, Any]]:
         return [self.queue.advanced(self.count)]
@@ -120,8 +121,8 @@ class _LightQueues:
     queue: "Queue"
     light: "list[Queue]"
 
-    def complete(self, record: Record) -> Record:
-        offsets = joined_offsets([queue.next_offset for queue in self.light])
+    def complete(self, record: Record, ahead: int = 0) -> Record:
+        offsets = joined_offsets([queue.next_offset + ahead for queue in self.light])
         return _with_property(record, MULTI_QUEUE_OFFSET, offsets)
 
     def advanced(self) -> list[tuple[Any, Any, Any]]:
