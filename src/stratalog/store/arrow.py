@@ -50,8 +50,13 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 16
 _PROPERTY_OF_COLUMN = {"tags": TAGS, "keys": KEYS, "uniqueKey": UNIQUE_KEY}
 _RAW_PROPERTIES = "properties"
+_PLAIN_TEXT = frozenset({pa.binary(), pa.string()})
 _LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
 _FIELD_COLUMNS = frozenset(ARROW_SCHEMA.names)
+_IGNORED_COLUMNS = _FIELD_COLUMNS - {
+    "topic", "queueId", "body", _RAW_PROPERTIES, "flag", "bornTimestamp", *_PROPERTY_OF_COLUMN
+}  # fmt: skip
+"""What the store gives a message itself; a batch that was read has them."""
 
 Array = NDArray[Any]
 
@@ -156,6 +161,7 @@ def append_batch(
     queue_id = queue_id if queue_id is None else check_queue_id(queue_id)
     if batch.num_rows == 0:
         return {}
+    _check_columns(batch)
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
     if not all(queue.is_batchable for queue in queues):
         raise IllegalMessage(
@@ -183,6 +189,33 @@ def append_batch(
         for queue, start in zip(queues, starts, strict=True):
             ranges[queue.topic, queue.queue_id] = range(start, queue.next_offset)
     return {key: found for key, found in ranges.items() if len(found)}
+
+
+def _check_columns(batch: pa.RecordBatch) -> None:
+    """Raise `IllegalMessage` for a batch with two columns of a name, or one that is used and no valid Arrow data: Arrow
+    does not look into what it reads, and kernels and casts follow its offsets wherever they lead."""
+    try:
+        names = batch.schema.names
+    except UnicodeDecodeError as error:
+        raise IllegalMessage(f"the name of a column is no UTF-8 ({error}); nothing was written") from None
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise IllegalMessage(f"there are two columns {twice[0]!r}: drop one; nothing was written")
+    try:
+        batch.validate()
+    except pa.ArrowException as error:
+        raise IllegalMessage(f"the batch is no valid Arrow data: {error}; nothing was written") from None
+    for name, column in zip(names, batch.columns, strict=True):
+        if name in _IGNORED_COLUMNS:
+            continue
+        if column.type in _PLAIN_TEXT and name != "topic":  # a full look would cost as much as writing it
+            _offsets(name, column)
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowException as error:
+            raise IllegalMessage(
+                f"column {name!r} is no valid Arrow data: {str(error).strip()}; nothing was written"
+            ) from None
 
 
 def _check_plain(batch: pa.RecordBatch, queues: list[Queue]) -> None:
@@ -327,9 +360,18 @@ def _text(name: str, column: pa.Array, kind: pa.DataType) -> tuple[NDArray[np.in
     column = _cast(name, column, kind)
     if column.null_count:
         column = column.fill_null(b"" if kind == pa.binary() else "")
+    return _offsets(name, column)
+
+
+def _offsets(name: str, column: pa.Array) -> tuple[NDArray[np.int32], pa.Buffer]:
+    """A copy of the offsets of a string or binary column, which nobody changes any more, and its data. Raises
+    `IllegalMessage` for offsets that lead out of the data."""
     _, offsets, data = column.buffers()
-    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return view, data if data is not None else pa.py_buffer(b"")
+    data = data if data is not None else pa.py_buffer(b"")
+    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].copy()
+    if view.size <= len(column) or view[0] < 0 or view[-1] > data.size or (view[1:] < view[:-1]).any():
+        raise IllegalMessage(f"column {name!r} is no valid Arrow data: its offsets are wrong; nothing was written")
+    return view, data
 
 
 def read_arrow(
