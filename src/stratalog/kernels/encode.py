@@ -171,13 +171,14 @@ def encode_batch(
             return row - first, position - dst, _ROOM
         flag = load_le_i32(flags_address + 4 * row) if flags_address else 0
         born_timestamp = load_le_i64(born_address + 8 * row) if born_address else store_timestamp
+        copy(position + BODY_POSITION, body_address + body, body_size)
+        crc = body_crc(position + BODY_POSITION, body_size)  # of the copy: who owns the source may be changing it
         write_head(
-            position, total_size, body_crc(body_address + body, body_size), queues[queue, QUEUE_ID], flag,
+            position, total_size, crc, queues[queue, QUEUE_ID], flag,
             queues[queue, QUEUE_NEXT_OFFSET], base_offset + position - dst,
             born_timestamp, born_host, store_timestamp, store_host, body_size,
         )  # fmt: skip
         queues[queue, QUEUE_NEXT_OFFSET] += 1
-        copy(position + BODY_POSITION, body_address + body, body_size)
         topic = position + BODY_POSITION + body_size
         store_u8(topic, topic_size)
         copy(topic + TOPIC_LENGTH_SIZE, queues[queue, QUEUE_TOPIC_ADDRESS], topic_size)

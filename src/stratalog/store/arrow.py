@@ -207,7 +207,7 @@ def _check_columns(batch: pa.RecordBatch) -> None:
     for name, column in zip(names, batch.columns, strict=True):
         if name in _IGNORED_COLUMNS:
             continue
-        if column.type in _PLAIN_TEXT and name != "topic":  # a full look would cost as much as writing it
+        if column.type in _PLAIN_TEXT and name != "topic" and not column.null_count:  # a full look costs too much
             _offsets(name, column)
             continue
         try:
