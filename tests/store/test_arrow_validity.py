@@ -111,9 +111,9 @@ def test_a_topic_that_is_no_utf8_is_refused(open_store: OpenStore) -> None:
     store = open_store()
     ends = pa.py_buffer(np.array([0, 2], np.int32))
     topics = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(b"\xff\xfe")])
-    with pytest.raises(IllegalMessage, match="column 'topic' is no valid Arrow data: .*Invalid UTF8"):
+    with pytest.raises(IllegalMessage, match=r"column 'topic' is no valid Arrow data: .*Invalid UTF8"):
         store.append(pa.record_batch({"body": ["x"], "topic": topics}))
-    with pytest.raises(IllegalMessage, match="column 'topic' is no valid Arrow data: .*Invalid UTF8"):
+    with pytest.raises(IllegalMessage, match=r"column 'topic' is no valid Arrow data: .*Invalid UTF8"):
         store.append(pa.record_batch({"body": ["x"], "topic": topics.dictionary_encode()}))
     assert store.log.end_offset == 0
 

@@ -76,6 +76,8 @@ class _Rows:
         self.columns = np.zeros((0, 4), np.int64)
         self.flags: NDArray[np.int32] | None = None
         self.born: NDArray[np.int64] | None = None
+        self.born_now: NDArray[np.bool_] | None = None
+        """Rows that are born when they are put."""
         self.properties_sizes = np.zeros(count, np.int64)
 
     def add_property(self, name: bytes, offsets: NDArray[np.int32], data: Any) -> None:
@@ -129,6 +131,8 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
     for row, queue in zip(table, queues, strict=True):
         row[QUEUE_NEXT_OFFSET] = queue.next_offset
     now = store.clock_ns() // 1_000_000
+    if rows.born is not None:
+        rows.born[rows.born_now] = now
     log.position_for(min(queue.fixed_size for queue in queues))
     while first < rows.count:
         start = log.end_offset
@@ -297,7 +301,9 @@ def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
     if "flag" in batch.schema.names:
         rows.flags = _cast("flag", batch.column("flag"), pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
     if "bornTimestamp" in batch.schema.names:
-        rows.born = _milliseconds(batch.column("bornTimestamp"))
+        column = _milliseconds(batch.column("bornTimestamp"))
+        rows.born = np.array(column.fill_null(0), np.int64)
+        rows.born_now = np.array(column.is_null())
     return rows
 
 
@@ -312,11 +318,17 @@ def _without_crcs(column: pa.Array, *, closed: bool) -> pa.Array:
     return column
 
 
-def _milliseconds(column: pa.Array) -> NDArray[np.int64]:
+def _milliseconds(column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-    column = _cast("bornTimestamp", column, pa.int64())
-    return np.ascontiguousarray(column.fill_null(0).to_numpy(zero_copy_only=False))
+        wanted = pc.CastOptions(pa.timestamp("ms", column.type.tz), allow_time_truncate=True)
+        try:
+            column = column.cast(options=wanted).cast(pa.int64())
+        except pa.ArrowException as error:
+            raise IllegalMessage(
+                f"column 'bornTimestamp' holds a time that does not fit 64 bits of milliseconds ({error}); "
+                "nothing was written"
+            ) from None
+    return _cast("bornTimestamp", column, pa.int64())
 
 
 def _joined_keys(column: pa.Array) -> pa.Array:

@@ -90,7 +90,9 @@ class MessageStore(Uncopied):
     closing makes everything durable and marks the stop as clean.
     """
 
-    def __init__(self, root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs) -> None:
+    def __init__(
+        self, root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, release: Callable[[], None]
+    ) -> None:  # fmt: skip
         self.root = root
         self.settings = settings
         self.clock_ns = clock_ns
@@ -104,7 +106,7 @@ class MessageStore(Uncopied):
         self._keeps = 0
         self._keeping = threading.Lock()  # one checkpoint at a time
         self.derived_failure: StoreFailed | None = None
-        self._release: Callable[[], None] | None = None
+        self._release: Callable[[], None] | None = release
         self._queues: dict[tuple[str, int], Queue] = {}
         self._words: StoreWords | None = None
         self._awaiting: list[Queue] = []
@@ -138,14 +140,10 @@ class MessageStore(Uncopied):
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
-    def open(self, progress: Callable[[Progress], None] | None = None) -> None:
-        """Take the lock, recover, and start the threads; called once, by `stratalog.open`, which calls `release` when
-        this raises."""
+    def open(self, last_locked: Stamp, progress: Callable[[Progress], None] | None = None) -> None:
+        """Recover, and start the threads; called once, by `stratalog.open`, which holds the lock, and calls `release`
+        when this raises. `last_locked` is the lock file as it was before."""
         watch(self, self.root)
-        last_locked = self._disk.stamp(str(self.root / names.LOCK))
-        if not self._disk.read_only:
-            self._disk.make_directory(self.root / names.COMMIT_LOG)
-            self._release = self._disk.lock(self.root / names.LOCK)
         self._load(last_locked, progress)
         if not self.log.files and not self._disk.read_only:
             note_sizes(self.settings, self.root, self._disk)
@@ -410,8 +408,8 @@ class MessageStore(Uncopied):
         """Append the rows of an Arrow batch or table; returns the queue offsets given, by (topic, queue id).
 
         Columns: `body` (binary or string); `topic` and `queueId` unless given; `tags`, `keys` (text with blanks, or a
-        list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms). Any other column that the Spark source does not
-        know becomes a property of its name and must hold text.
+        list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms; null means now). Any other column that the Spark
+        source does not know becomes a property of its name and must hold text.
 
         Rows are checked, and room is made for them, batch by batch before the first is written: only a failed flush can
         end the put within a batch. Every error says how many rows of the table were put before it (`put_count`).

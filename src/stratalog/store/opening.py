@@ -72,8 +72,10 @@ def open_store(
         seen = _stamps(root, disk)
         store: MessageStore | None = None
         try:
-            store, guessed = _made(root, settings, disk, clock_ns, small=small)
-            store.open(progress)
+            _check_directory(root, disk)
+            last_locked = disk.stamp(str(root / names.LOCK))
+            store, guessed = _made(root, settings, disk, clock_ns, _locked(root, disk), small=small)
+            store.open(last_locked, progress)
             store.recovery.notes += guessed
             pause_s = next(pauses_s, None)
             if pause_s is None or not store.recovery.clean or _stamps(root, disk) == seen:
@@ -95,13 +97,23 @@ def open_store(
         disk.forget()
 
 
+def _locked(root: Path, disk: Disk) -> Callable[[], None]:
+    """Take the lock before anything is read: else what was read may be of before another process wrote."""
+    if not disk.read_only:
+        disk.make_directory(root / names.COMMIT_LOG)
+    return disk.lock(root / names.LOCK)
+
+
 def _made(
-    root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, *, small: bool
+    root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, release: Callable[[], None], *, small: bool
 ) -> tuple[MessageStore, list[str]]:
     """The store, not opened yet, and notes on what is guessed of it."""
-    _check_directory(root, disk)
-    settings, guessed = completed(sized(settings, root, disk), root, disk, small=small)
-    return MessageStore(root, settings, disk, clock_ns), [guess_text(guessed)] if guessed else []
+    try:
+        settings, guessed = completed(sized(settings, root, disk), root, disk, small=small)
+        return MessageStore(root, settings, disk, clock_ns, release), [guess_text(guessed)] if guessed else []
+    except BaseException:
+        release()
+        raise
 
 
 def _stamps(root: Path, disk: Disk) -> list[Stamp]:
