@@ -14,7 +14,7 @@ from contextvars import Context
 from queue import Empty, SimpleQueue
 from types import coroutine
 
-from stratalog.errors import StoreFailed
+from stratalog.errors import ConfigurationError, StoreFailed
 from stratalog.layout.properties import WAIT, find_property
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
@@ -195,6 +195,16 @@ class _Waiters:
             if waiter.wake:
                 waiter.failure = failure if waiter.offset > durable else None
                 waiter.context.run(waiter.wake, waiter)
+
+
+def check_loop() -> None:
+    """Raise `ConfigurationError` outside of a running event loop of asyncio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "put_async waits in an event loop of asyncio, and none is running here: use put, or run it with asyncio.run"
+        ) from None
 
 
 class TimedFlush:

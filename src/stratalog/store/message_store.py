@@ -47,12 +47,12 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.disk import ClockNs, Disk, Stamp, failed, lock_owner
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
-from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
+from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, check_loop, is_wait
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
-from stratalog.store.os_errors import FULL, SHORTAGES, refusal, refusing
+from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, loads, refusal, refusing
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.reading import damaged_record
@@ -81,6 +81,13 @@ def _pieces(batch: Any) -> "list[pa.RecordBatch]":
     if isinstance(batch, pa.RecordBatch):
         return [batch]
     raise IllegalMessage(f"batch {shown(batch)}: give a pyarrow RecordBatch or Table; nothing was written")
+
+
+@loads("the batch cannot be put")
+def _append_batch() -> "Callable[..., dict[tuple[str, int], range]]":
+    from stratalog.store.arrow import append_batch
+
+    return loads("the batch cannot be put")(append_batch)
 
 
 class MessageStore(Uncopied):
@@ -318,6 +325,13 @@ class MessageStore(Uncopied):
         """Let compiled code stand before `put` of the queues that await it, if it is there; called under their lock."""
         if not self._awaiting or not ready_or_started():
             return
+        try:
+            self._bind_awaiting()
+        except RuntimeError as error:
+            if not is_no_thread(error):  # kernels are loaded on one: until there is room for it, Python puts
+                raise
+
+    def _bind_awaiting(self) -> None:
         if self._words is None:
             words = StoreWords(MethodType(MessageStore.put, self))
             put = native_put.put.bind(words.owner)
@@ -353,6 +367,7 @@ class MessageStore(Uncopied):
         """Append several messages to one queue with one lock and one flush wait, see `Queue.put_many`."""
         return self.queue(topic, queue_id).put_many(bodies, properties)
 
+    @loads("the list cannot be put")
     def put_list(
         self,
         queue: Queue,
@@ -384,6 +399,8 @@ class MessageStore(Uncopied):
         Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
         properties = exact_properties(properties)
+        if self.settings.flush == "sync":
+            check_loop()  # before anything is stored
         receipt = self.put(
             topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
             born_timestamp=born_timestamp, wait=False,
@@ -414,8 +431,7 @@ class MessageStore(Uncopied):
         Rows are checked, and room is made for them, batch by batch before the first is written: only a failed flush can
         end the put within a batch. Every error says how many rows of the table were put before it (`put_count`).
         """
-        from stratalog.store.arrow import append_batch
-
+        append_batch = _append_batch()
         ranges: dict[tuple[str, int], range] = {}
         put_count = 0
         for piece in _pieces(batch):
@@ -647,6 +663,7 @@ class MessageStore(Uncopied):
         self.catch_up()
         return HitsByKey(zip(distinct, self._find(topic, distinct, begin_ms, end_ms, count), strict=True))
 
+    @loads("messages cannot be found")
     def _find(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
         """What `Lookup.messages` finds, as the readers of batch topics and light queues see it."""
         if self.queue_set.has_special and is_light(topic):
@@ -681,6 +698,7 @@ class MessageStore(Uncopied):
         self.catch_up()
         return self._lookup.candidates(topic, key, begin=begin_ms, end=end_ms)
 
+    @loads("messages cannot be read")
     def read_arrow(
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":

@@ -1,13 +1,16 @@
 """The log's next files, made before they are needed."""
 
 import contextlib
+import logging
 from pathlib import Path
 
 from stratalog.errors import DiskFull
 from stratalog.layout.names import offset_name
 from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.os_errors import is_no_thread
 from stratalog.store.worker import Worker
 
+_logger = logging.getLogger("stratalog")
 AHEAD_SIZE_MIN = 8 << 20
 """Smaller files are made when they are needed: that takes less than a thread."""
 
@@ -34,7 +37,13 @@ class NextFiles:
         """Make the file that starts at this log offset, on a thread, unless it is there."""
         if self._worker is None and not self._made.get(start):
             self._worker = Worker("stratalog-allocate", lambda: self._try(start))
-            self._worker.start()
+            try:
+                self._worker.start()
+            except RuntimeError as error:
+                if not is_no_thread(error):
+                    raise
+                self._worker = None
+                _logger.warning("%s: no thread can be started: the next file is made when needed", self._directory)
 
     def get(self, start: int) -> MappedFile:
         """The file that starts at this log offset, made now if it was not. Raises `DiskFull`, `OSError`."""

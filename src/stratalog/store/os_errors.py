@@ -2,11 +2,16 @@
 
 import contextlib
 import errno
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
 SHORTAGES = TOO_MANY_OPEN | {errno.ENOMEM}
@@ -86,6 +91,29 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
         if number in FULL:
             raise DiskFull(f"{what}: {reason(cause)}; free space there. {effect}") from error
         raise StoreUnavailable(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
+
+
+def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """For a function whose first call loads modules or compiled kernels: where the process has no descriptor or memory
+    left for that, it raises `StoreUnavailable`, which says `what` was not done. Nothing was written then."""
+
+    def decorated(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @wraps(function)
+        def called(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+            try:
+                return function(*args, **named)
+            except ImportError as error:  # of a shared library
+                if os.strerror(errno.EMFILE) not in str(error):
+                    raise
+                raise refusal(what, OSError(errno.EMFILE, str(error)), "Nothing was written") from error
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    raise
+                raise refusal(what, error, "Nothing was written") from error
+
+        return called
+
+    return decorated
 
 
 def is_no_thread(error: BaseException) -> bool:

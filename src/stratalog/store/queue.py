@@ -1,7 +1,7 @@
 """One queue as its users see it: put and read."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -49,6 +49,7 @@ from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.following import follow_writer
 from stratalog.store.message import Message
+from stratalog.store.os_errors import loads
 from stratalog.store.property_text import Shape, bad_value, shape_of
 from stratalog.store.reading import not_there, plain_messages, read_queue
 from stratalog.store.receipts import Receipts
@@ -75,6 +76,13 @@ _pack_head = PUT_HEAD.struct.pack
 _pack_size = PROPERTIES_LENGTH.struct.pack
 _SHAPES_MAX = 1024
 _SEPARATORS = (NAME_END + VALUE_END).encode()
+
+
+@loads("messages cannot be counted")
+def _estimate_count() -> "Callable[[Queue, int, int, str], int]":
+    from stratalog.store.counting import estimate_count
+
+    return estimate_count
 
 
 class Queue(Uncopied):
@@ -421,8 +429,7 @@ class Queue(Uncopied):
         Without tags the number of their offsets. With tags exact up to a million messages, but for tags of equal hash;
         beyond, an estimate from a million of them. In a batch topic a message has its batch's tags, as in RocketMQ.
         """
-        from stratalog.store.counting import estimate_count
-
+        estimate_count = _estimate_count()
         begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
         first = self.offset_at_ms(begin_ms) if begin_ms else self.min_offset
         stop = max(first, self.offset_at_ms(end_ms + 1) if end_ms < TIME_MAX else self.max_offset)

@@ -1,0 +1,108 @@
+"""What the machine refuses: descriptors at the first call of each kind, threads, an event loop, the time."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stratalog
+from store.conftest import OpenStore
+from stratalog.errors import ConfigurationError
+from stratalog.store import commit_log, next_files
+
+CALLS = {
+    "put": "store.put('t', b'x', keys='k')",
+    "put_many": "store.put_many('t', [b'x'])",
+    "put_many with flags": "store.queue('t').put_many([b'x', b'y'], flags=[1, 2])",
+    "put_record": "store.queue('t').put_record(b'x')",
+    "read": "list(store.queue('t').read())",
+    "read_arrow": "store.queue('t').read_arrow()",
+    "query": "store.query('t', key='k')",
+    "query_many": "store.query_many('t', ['k'])",
+    "estimate_count": "store.queue('t').estimate_count(tags='a')",
+    "append": "store.append(batch, topic='t')",
+    "flush": "store.flush()",
+    "create_topic": "store.create_topic('n')",
+}
+SCRIPT = """
+import os, resource, sys
+{imports}
+import stratalog
+store = stratalog.open(sys.argv[1], small=True)
+store.put('t', b'first', keys='k')
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+taken = []
+try:
+    while True:
+        taken.append(os.open('/dev/null', os.O_RDONLY))
+except OSError:
+    pass
+failure = None
+try:
+    {call}
+except stratalog.StratalogError as error:
+    failure = error
+for fd in taken:
+    os.close(fd)
+if failure:
+    print(type(failure).__name__, failure)
+    assert isinstance(failure, stratalog.StoreUnavailable), failure
+    {call}
+store.close()
+"""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_first_call_without_descriptors_works_or_is_refused(call: str, tmp_path: Path) -> None:
+    imports = "import pyarrow as pa; batch = pa.record_batch({'body': [b'x']})" if call == "append" else ""
+    script = SCRIPT.format(call=CALLS[call], imports=imports)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_without_a_thread_the_next_file_is_made_when_it_is_needed(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (next_files, commit_log):
+        monkeypatch.setattr(module, "AHEAD_SIZE_MIN", 0)
+    store = open_store()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        for _ in range(100):
+            store.put("t", b"x" * 3000)
+    assert "no thread can be started" in caplog.text
+    for _ in range(100):
+        store.put("t", b"x" * 3000)
+    assert store.queue("t").max_offset == 200
+    store.close()
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_put_async_stores_nothing_where_it_cannot_wait(flush: str, open_store: OpenStore) -> None:
+    store = open_store(flush=flush)
+    waiting = store.put_async("t", b"x")
+    if flush == "sync":
+        with pytest.raises(ConfigurationError, match=r"none is running here: use put"):
+            waiting.send(None)
+        assert store.log.end_offset == 0
+    else:
+        with pytest.raises(StopIteration):
+            waiting.send(None)
+        assert store.queue("t").max_offset == 1
+
+
+@pytest.mark.parametrize("value", [1.7e18, None, "1", -5, 2**90, np.int64(17 * 10**17)], ids=repr)
+def test_a_clock_that_gives_no_time_is_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="clock_ns returns"):
+        stratalog.open(tmp_path / "store", clock_ns=lambda: value)
+    assert not (tmp_path / "store").exists()
