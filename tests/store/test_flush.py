@@ -13,7 +13,7 @@ import pytest
 import stratalog
 from store.conftest import OpenStore
 from store.model import QUIET, SMALL, Clock
-from stratalog.errors import ConfigurationError, StoreClosed, StoreFailed, StratalogError
+from stratalog.errors import ConfigurationError, CorruptData, StoreClosed, StoreFailed, StratalogError
 from stratalog.layout.properties import encode_properties
 from stratalog.store.flush import TimedFlush
 from stratalog.store.message_store import MessageStore
@@ -391,3 +391,12 @@ def test_several_threads_may_write_checkpoints(open_store: OpenStore) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_message_by_log_offset_is_seen_once_it_is_durable(open_store: OpenStore) -> None:
+    store = open_store(flush="sync")
+    receipt = store.put("t", b"x", wait=False)
+    with pytest.raises(CorruptData, match=r"outside \[0, 0\)"):
+        store.message(receipt.commit_log_offset)
+    store.flush()
+    assert store.message(receipt.commit_log_offset).body == b"x"

@@ -463,7 +463,8 @@ class MessageStore(Uncopied):
 
     @property
     def durable_offset(self) -> int:
-        """Log offset below which every message survives a power cut."""
+        """Log offset below which every message survives a power cut. In a store that is open with `mode="r"` it is the
+        log's end: what another process has flushed cannot be known."""
         return self.log.durable_offset
 
     @property
@@ -710,8 +711,10 @@ class MessageStore(Uncopied):
 
     def message(self, commit_log_offset: int) -> Message:
         """The message at a log offset, as message ids name it: the record, be it a batch or in light queues as well.
-        Raises `CorruptData` when none starts there."""
+        Raises `CorruptData` when none starts there, or under sync flush when it is not durable yet: no reader sees it
+        then."""
         log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
-        if not log.first_offset <= commit_log_offset < log.end_offset:
-            raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {log.end_offset})")
+        end = log.durable_offset if self.settings.flush == "sync" else log.end_offset
+        if not log.first_offset <= commit_log_offset < end:
+            raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {end})")
         return self.log.message(commit_log_offset)

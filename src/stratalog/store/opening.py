@@ -50,10 +50,11 @@ def open_store(
     """Open the message store in a directory; a relative path is resolved once, here.
 
     `mode="w"` creates it where there is none and holds its lock; `mode="r"` never touches a byte, may stand beside a
-    running broker and sees the store as it is now. `progress` is called while much of the log has to be read, some
-    thirty times a gigabyte, with the step, rate and time left. `small` makes files of a few MB where neither settings
-    nor files say otherwise: a new store has 6 MB on disk, not 1.5 GB (a broker needs the same sizes, see
-    docs/small-stores.md). Settings are keywords, named as in `StoreSettings`; each overrides that of `settings`.
+    running broker and sees the store as it is now, with what the writer has not flushed yet. `progress` is called while
+    much of the log has to be read, some thirty times a gigabyte, with the step, rate and time left. `small` makes files
+    of a few MB where neither settings nor files say otherwise: a new store has 6 MB on disk, not 1.5 GB (a broker needs
+    the same sizes, see docs/small-stores.md). Settings are keywords named as in `StoreSettings`; each overrides that of
+    `settings`.
     Raises `NotAStore`, `StoreLocked`, `StoreUnavailable`, `ConfigurationError`, `CorruptData`, `DiskFull`.
     """
     root, mode = absolute_path("path", path), "r" if one_of("mode=", mode, "r", "w") == "r" else "w"
