@@ -15,6 +15,10 @@ from stratalog.errors import CorruptData
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK
 from stratalog.layout.queue import UNIT
 from stratalog.store.message_store import MessageStore
+from stratalog.tools.own_files import QUARANTINE
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 LOG_FILE = TINY["mapped_file_size_commit_log"]
@@ -96,21 +100,80 @@ def test_an_old_record_behind_the_end_does_not_rise_again(folder: Path) -> None:
     store.close()
     for receipt in receipts[3:]:
         flip(log_files(folder / "store")[0], receipt.commit_log_offset + HEAD.size)
-    old_path = log_files(folder / "store")[0]
-    data = bytearray(old_path.read_bytes())
-    data[receipts[5].commit_log_offset + HEAD.size] ^= 0x10  # the last is whole again, but two before it are not
-    data[receipts[5].commit_log_offset + HEAD.position("commit_log_offset") + 7] ^= 1  # nor does it belong there
-    old_path.write_bytes(data)
     with open_tiny(folder / "store") as store:
         assert store.log.end_offset == receipts[3].commit_log_offset
         store.put("t", b"newx" * 10)
         crash_copy(store, folder / "again")
+    flip(log_files(folder / "again")[0], receipts[5].commit_log_offset + HEAD.size)  # as it was put
     with open_tiny(folder / "again") as store:
         check(store)
         assert [message.body for message in store.queue("t").read()] == [
             *(b"%04d" % number * 10 for number in range(3)),
             b"newx" * 10,
         ]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize("how", ["replaced", "exchanged", "all exchanged", "garbage"])
+def test_whole_files_after_the_logs_end_are_named_and_not_cut_off(folder: Path, how: str, has_checkpoint: bool) -> None:
+    """A crash leaves at most one record unfinished. What else has no record in its place is another file, or damaged:
+    nothing of it goes, though neither queues nor checkpoint know that messages were there."""
+    root = folder / "store"
+    store = open_tiny(folder / "running")
+    for number in range(60):
+        store.put("t", body_of(number), queue_id=number % 2)
+    crash_copy(store, root)
+    store.close()
+    for name in ("consumequeue", "index", *(() if has_checkpoint else ("checkpoint",))):
+        shutil.rmtree(root / name) if (root / name).is_dir() else (root / name).unlink(missing_ok=True)
+    files = [path for path in log_files(root) if path.read_bytes().strip(b"\0")]
+    whole = [path.read_bytes() for path in files]
+    after = {
+        "replaced": [*whole[:-1], whole[-2]],
+        "exchanged": [*whole[:-2], whole[-1], whole[-2]],
+        "all exchanged": whole[::-1],
+        "garbage": [*whole[:-2], b"\x5a" * LOG_FILE, b"\x5a" * LOG_FILE],
+    }[how]
+    for path, data in zip(files, after, strict=True):
+        path.write_bytes(data)
+    report = verify(root)
+    assert not report.ok
+    assert "restore" in report.problems[0].next_step
+    before = {path.name: path.read_bytes() for path in log_files(root)}
+    for open_it in (open_tiny, rebuild):
+        with pytest.raises(CorruptData, match="Put the right file back") as refused:
+            open_it(root)
+        assert ("stratalog repair" in str(refused.value)) == bool(report.record_count)
+        assert "stratalog-rebuild" not in str(refused.value)
+    with stratalog.open(root, mode="r", **TINY) as store:
+        assert store.recovery.quarantined
+    assert {path.name: path.read_bytes() for path in log_files(root)} == before
+    if not report.record_count:
+        with pytest.raises(CorruptData, match="restore"):
+            plan_repair(root)
+        return
+    assert repair(plan_repair(root)).ok
+    aside = b"".join(path.read_bytes() for path in sorted((root / QUARANTINE).rglob("*")) if path.is_file())
+    assert after[-1].rstrip(b"\0") in aside
+    with open_tiny(root) as store:
+        check(store)
+
+
+def test_a_body_that_holds_records_may_be_torn(folder: Path) -> None:
+    """Records in an unfinished record's body are no records of the log."""
+    store = open_tiny(folder / "running", mapped_file_size_commit_log=1 << 14)
+    store.put("t", b"one")
+    inner = log_files(folder / "running")[0].read_bytes().rstrip(b"\0")
+    receipt = store.put("t", b"body " + inner)
+    crash_copy(store, folder / "store")
+    store.close()
+    path = log_files(folder / "store")[0]
+    data = bytearray(path.read_bytes())
+    data[receipt.end_offset - 9 : receipt.end_offset] = bytes(9)
+    path.write_bytes(data)
+    assert verify(folder / "store").ok
+    with open_tiny(folder / "store", mapped_file_size_commit_log=1 << 14) as store:
+        assert bodies(store) == {("t", 0): [b"one"]}
 
 
 def test_a_log_that_ends_with_a_file_that_was_closed_goes_on_in_the_next(folder: Path) -> None:

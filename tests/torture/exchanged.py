@@ -5,6 +5,7 @@ log as it is then says what can be served (`oracle`); opening serves it, or refu
 index, checkpoint or snapshot know of, `verify` names a problem for.
 """
 
+import contextlib
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,11 +17,20 @@ from typing import Any
 import stratalog
 from golden.cases import golden_case
 from golden.test_store_reads import settings_of
-from store.model import QUIET, SMALL, Clock, crash_copy, walk
+from store.model import QUIET, SMALL, Clock, crash_copy, log_files, walk
 from store.test_queue_kinds import KINDS, fill
 from store.test_queue_kinds import opened as opened_kinds
-from stratalog.errors import StratalogError
-from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, INDEX, SNAPSHOT
+from stratalog.errors import CorruptData, StratalogError
+from stratalog.layout.message import HEAD, MAGIC_V1, decode_record
+from stratalog.layout.names import (
+    ABORT,
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
+    INDEX,
+    SNAPSHOT,
+)
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
@@ -30,6 +40,8 @@ from torture.report import Lost, Row, Torture, Undetected
 
 GOLDEN = "plain-5.5.0", "halt-5.5.0", "halt-5.3.3", "boundary-5.5.0", "inner-batch", "lmq"
 CASE_SECONDS = 30.0
+MAGIC = MAGIC_V1.to_bytes(4, "big", signed=True)
+DERIVED = CONSUME_QUEUE, BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX, SNAPSHOT
 TREES = {COMMIT_LOG, CONSUME_QUEUE, BATCH_CONSUME_QUEUE, INDEX, SNAPSHOT, "checkpoint"}
 
 
@@ -78,6 +90,10 @@ def bases(folder: Path) -> Iterator[Base]:
     settings = {**SMALL, **QUIET, **KINDS}
     yield Base("closed", closed, older, other_closed, settings)
     yield Base("killed", killed, older, other_killed, settings)
+    for name, derived in (("unqueued", DERIVED), ("unsealed", (*DERIVED, "checkpoint"))):
+        root = folder / name  # killed before what is derived from the log was written
+        shutil.copytree(killed, root, ignore=shutil.ignore_patterns(*derived))
+        yield Base(name, root, older, other_killed, settings)
     for name in GOLDEN:
         case = golden_case(f"local/{name}")
         yield Base(name, case.unpack_store(folder / name), older, other_closed, settings_of(case))
@@ -115,7 +131,7 @@ def longer(base: Base, root: Path, path: Path, chance: random.Random) -> None:
 
 def older(base: Base, root: Path, path: Path, chance: random.Random) -> None:
     """As it was at an earlier flush; of RocketMQ's stores, with only a part of what is in it."""
-    if (base.older / path).exists() and base.name in ("closed", "killed"):
+    if (base.older / path).exists() and base.name not in GOLDEN:
         shutil.copyfile(base.older / path, root / path)
         return
     data = (root / path).read_bytes()
@@ -132,12 +148,21 @@ def sibling(base: Base, root: Path, path: Path, chance: random.Random) -> None:
         shutil.copyfile(base.root / chance.choice(others), root / path)
 
 
+def swapped(base: Base, root: Path, path: Path, chance: random.Random) -> None:
+    """The file and a sibling under each other's names."""
+    others = [other for other in base.files if other.parts[0] == path.parts[0] and other != path]
+    if others:
+        other = chance.choice(others)
+        shutil.copyfile(base.root / other, root / path)
+        shutil.copyfile(base.root / path, root / other)
+
+
 def foreign(base: Base, root: Path, path: Path, chance: random.Random) -> None:
     if (base.other / path).exists():
         shutil.copyfile(base.other / path, root / path)
 
 
-MUTATIONS: tuple[Mutation, ...] = (remove, empty, zeros, cut, shorter, longer, older, sibling, foreign)
+MUTATIONS: tuple[Mutation, ...] = (remove, empty, zeros, cut, shorter, longer, older, sibling, swapped, foreign)
 
 
 # -- what must hold --------------------------------------------------------------------------------------------------
@@ -179,6 +204,9 @@ def judge(base: Base, root: Path, what: str) -> bool:
     forgotten = [place for place in lost if begin <= place[1] and (place[1] in known or place[1] < known_end(root))]
     if forgotten and report.ok:
         raise Undetected(f"{what}: {len(forgotten)} lost messages are known, verify finds no problem: {forgotten[0]}")
+    strays = stray_records(root)
+    if strays and report.ok:
+        raise Undetected(f"{what}: {strays} whole records follow the log's end, verify finds no problem")
     for mode in ("r", "w"):
         try:
             with stratalog.open(root, mode=mode, **base.settings) as store:
@@ -187,9 +215,26 @@ def judge(base: Base, root: Path, what: str) -> bool:
             if report.ok:
                 raise Undetected(f"{what}: verify finds no problem, opening does: {error}") from error
             return True
+        if strays and mode == "w" and stray_records(root) < strays:
+            raise Lost(f"{what}: opening cut {strays} whole records off that follow the log's end in other places")
         if left and report.ok:
             raise Lost(f"{what}: opened with {mode}, verify finds no problem, and {left[0]} is not served")
     return False
+
+
+def stray_records(root: Path) -> int:
+    """Whole records of other places of the log among the bytes after its end, which opening for writing cuts off."""
+    found = walk(root)
+    end = max(found.end, known_end(root))
+    count = 0
+    for path in log_files(root):
+        data, base = path.read_bytes(), int(path.name)
+        position = max(0, end - base)
+        while (position := data.find(MAGIC, position + HEAD.position("magic")) - HEAD.position("magic")) >= 0:
+            with contextlib.suppress(CorruptData):
+                count += decode_record(data, position).commit_log_offset != base + position
+            position += 1
+    return count
 
 
 def known_end(root: Path) -> int:

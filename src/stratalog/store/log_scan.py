@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import CorruptData
-from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
+from stratalog.errors import CorruptData, command
+from stratalog.kernels.scan import ANY_OFFSET, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
@@ -30,6 +30,7 @@ _THREADS_MAX = 8
 _CHUNK_RECORDS = 1 << 13
 _REACH = 8 << 20
 _ZERO_CHUNK = 1 << 20
+_PAGE_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +215,36 @@ class LogScan:
         if following is None:
             _check_not_cut(log, file, position)
             found.torn_size = _written_size(file, position)
+            self._check_unfinished(file, position, status)
             return None
         _, now = self._walk_file(offset)
         if now.record_count or closes_file(file, position):  # a writer was about to put it when the walk came by
             return offset
         found.quarantined.append(Damage(offset, following, status.name))
         return following
+
+    def _check_unfinished(self, file: MappedFile, position: int, status: ScanStatus) -> None:
+        """What follows the log's end is about to be cut off. Raises `CorruptData` when that is more than the record
+        that a crash kept from being finished; a reader, who cuts nothing, has a damaged range there."""
+        log, begin = self._log, int(file.path.name) + position
+        for other in log.files[(begin - log.first_offset) // log.file_size :]:
+            if not is_unfinished(other, position if other is file else 0, is_later=other is not file):
+                if log.read_only:
+                    self.found.quarantined.append(Damage(begin, log.end_offset, status.name))
+                    return
+                step = f"to go on without these bytes, let {command('repair', log.directory.parent)} set them aside"
+                raise CorruptData(
+                    f"no record follows log offset {begin:,} in its place, but here are records of other places of the "
+                    "log, or a whole file of damaged bytes: the file is another one, or was damaged. Opening for "
+                    f"writing would cut them off. Put the right file back{f'; {step}' if self._is_any_whole else ''}",
+                    path=str(other.path),
+                    position=position if other is file else 0,
+                )
+
+    @property
+    def _is_any_whole(self) -> bool:
+        """Whether the log has a whole record, without which nothing can be repaired."""
+        return self.found.record_count > 0 or self._start > self._log.first_offset
 
     def _ends_too_early(self, end: int) -> CorruptData:
         return CorruptData(
@@ -290,6 +315,25 @@ def _first_written(file: MappedFile, position: int, end: int) -> int:
     while position < end and not file.view[position : min(end, position + _ZERO_CHUNK)].any():
         position += _ZERO_CHUNK
     return max(first, position - BLANK.size)
+
+
+def is_unfinished(file: MappedFile, position: int, *, is_later: bool) -> bool:
+    """Whether the bytes of a file from `position` on, in which no record has its own place, can be those of one that a
+    crash kept from being finished (or were never written): no whole record of another place is among them.
+
+    `is_later` says that the log ends in an earlier file. Records do not cross files, so such a file cannot be written
+    to its end.
+    """
+    end = min(file.size, file.data_end)
+    if is_later and file.view[max(0, file.size - _PAGE_SIZE) : file.size].any():
+        return False
+    begin = position
+    if file.size - position >= FIXED_SIZE_V1:
+        head = HEAD.unpack(file.view.data, position)
+        is_own = head.commit_log_offset == int(file.path.name) + position and head.magic in (MAGIC_V1, MAGIC_V2)
+        begin += max(0, head.total_size) if is_own else 0  # a body may hold records
+    begin = _first_written(file, begin, end)
+    return begin >= end or find_record(file.address, begin, end, ANY_OFFSET) < 0
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

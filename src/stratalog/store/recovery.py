@@ -21,6 +21,9 @@ The files as a whole are in one of these states; what is refused is refused befo
       another size
     a log file in which no queue finds its       refused: two stores are mixed, nobody can tell which is right
       messages
+    after the end more than one torn record:     refused (a reader has a damaged range there): a file was replaced by
+      whole records of other places, or a later    another, or damaged, and cutting it off would lose it
+      file written to its end
     no log, but queues with messages             refused
     the log ends before what was durable once    refused: a part of it was taken away
     a queue that does not find its newest        all queues and the index are built again

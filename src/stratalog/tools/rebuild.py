@@ -146,7 +146,10 @@ def rebuild_locked(
     clear_staging(root)
     try:
         _prepare(root, staging)
-        rebuilt = _build(staging, settings, clock_ns, progress)
+        try:
+            rebuilt = _build(staging, settings, clock_ns, progress)
+        except CorruptData as error:
+            raise CorruptData(f"{error}. Nothing was changed".replace(str(staging), str(root))) from error
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
             if "queues" in parts

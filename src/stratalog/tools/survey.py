@@ -24,6 +24,7 @@ from stratalog.layout.names import (
 )
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.log_scan import is_unfinished
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable
 
@@ -72,6 +73,8 @@ class FileSurvey:
     """Why nothing whole stands at `end`; of no meaning in a closed file."""
     tail_size: int = 0
     """Bytes from `end` to the last one that is not zero; 0 in a closed file."""
+    is_unfinished: bool = True
+    """Whether these can be of one record that a crash kept from being finished, if the log ends here."""
 
     @property
     def stored_size(self) -> int:
@@ -167,6 +170,7 @@ def survey_file(
     found.end = position
     found.reason = ScanStatus(status).name if file.size >= file_size else CUT
     found.tail_size = 0 if found.is_closed else last_written(file, position) - position
+    found.is_unfinished = not found.tail_size or is_unfinished(file, position, is_later=False)
     if advance:
         advance(file_size - done, 0)
     return found
@@ -237,13 +241,15 @@ class DamageJoin:
 
     `take` returns the damages that end in this file. What is behind the last record of the last file is left over:
     `open_begin` is then the log offset where nothing whole follows, None when the last file is closed; `written_end`
-    the one behind the last byte there that is not zero, 0 when all are.
+    the one behind the last byte there that is not zero, 0 when all are; `is_unfinished` says whether all that can be
+    of one record that a crash kept from being finished.
     """
 
     def __init__(self) -> None:
         self.open_begin: int | None = None
         self.open_reason = ""
         self.written_end = 0
+        self.is_unfinished = True
 
     def take(self, survey: FileSurvey) -> list[Damage]:
         damages = []
@@ -253,10 +259,13 @@ class DamageJoin:
             self.open_reason = survey.damages[0].reason if survey.damages else survey.reason
         if self.open_begin is not None and first < survey.full_size:
             damages.append(Damage(self.open_begin, survey.base_offset + first, self.open_reason))
-            self.open_begin, self.written_end = None, 0
+            self.open_begin, self.written_end, self.is_unfinished = None, 0, True
         damages += [damage for damage in survey.damages if damage.begin > survey.base_offset]
         if self.open_begin is None and not survey.is_closed:
             self.open_begin, self.open_reason = survey.base_offset + survey.end, survey.reason
-        if survey.tail_size:
+        if survey.file and survey.tail_size:
             self.written_end = survey.base_offset + survey.end + survey.tail_size
+            is_later = self.open_begin is not None and self.open_begin < survey.base_offset
+            if not survey.is_unfinished or (is_later and not is_unfinished(survey.file, survey.end, is_later=True)):
+                self.is_unfinished = False
         return damages

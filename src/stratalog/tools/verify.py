@@ -161,7 +161,7 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chu
         if last.reason == UNREADABLE:
             report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, UNREADABLE))
         elif join.open_begin is not None:
-            _end_of_log(report, last, join.open_begin, join.written_end)
+            _end_of_log(report, last, join)
         last.close()
 
 
@@ -179,17 +179,23 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     )  # fmt: skip
 
 
-def _end_of_log(report: VerifyReport, last: FileSurvey, begin: int, written_end: int) -> None:
+def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> None:
     """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
-    position = begin % last.full_size
-    path = last.path.with_name(f"{begin - position:020d}")
-    report.torn_size = max(0, written_end - begin)
-    if report.torn_size and report.clean:
+    assert join.open_begin is not None
+    position = join.open_begin % last.full_size
+    path = last.path.with_name(f"{join.open_begin - position:020d}")
+    report.torn_size = max(0, join.written_end - join.open_begin)
+    if report.torn_size and (report.clean or not join.is_unfinished):
+        is_empty = not report.record_count
         report.add(
             Problem(
-                "log", str(path), position, "the end of the log (zeros), because the store was closed properly",
-                f"{report.torn_size:,} bytes of a damaged record", "restore the file from a copy, or let `stratalog "
-                "repair STORE` set the bytes aside, before the store is opened for writing, which cuts them off",
+                "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
+                if report.clean else "the end of the log, or one unfinished record",
+                f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
+                f"{report.torn_size:,} bytes with records of other places of the log, or a whole file of damaged ones",
+                "restore commitlog/ from a copy: not one whole record is in its place" if is_empty else
+                "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
+                + (", before the store is opened for writing, which cuts them off" if join.is_unfinished else ""),
             )
         )  # fmt: skip
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
