@@ -159,6 +159,41 @@ def test_whole_files_after_the_logs_end_are_named_and_not_cut_off(folder: Path, 
         check(store)
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("named", [{"keys": ["k"]}, {"tags": "a"}, {}], ids=["keys", "tags", "nothing"])
+def test_after_a_crash_damage_is_looked_for_in_the_log_files_that_rocketmq_reads(
+    folder: Path, named: dict[str, Any], *, reopened: bool
+) -> None:
+    """Queues and index may be complete up to the checkpoint: the log is read all the same."""
+    store = open_tiny(folder / "running")
+    places = [store.put("t", body_of(number), queue_id=number % 2, **named).commit_log_offset for number in range(60)]
+    store._flush_all()
+    if reopened:
+        store.close()
+        store = open_tiny(folder / "running")
+        store.put("t", body_of(60), **named)
+        store._flush_all()
+    crash_copy(store, folder / "crashed")
+    store.close()
+    first = (walk(folder / "crashed").end - 1) // LOG_FILE - 2  # of the last three files
+    begin = next(number for number, offset in enumerate(places) if offset >= first * LOG_FILE)
+    for number in (begin, begin + 7, 58):
+        root = folder / f"store{number}"
+        shutil.copytree(folder / "crashed", root)
+        path, position = place(root, places[number])
+        flip(path, position + HEAD.size)
+        for mode in ("r", "w"):
+            with open_tiny(root, mode=mode) as opened:
+                assert [damage.begin for damage in opened.recovery.quarantined] == [places[number]]
+                assert bool(opened.recovery.warning) == (mode == "w")
+                queue = opened.queue("t", number % 2)
+                with pytest.raises(CorruptData) as hidden:
+                    list(queue.read())
+                assert hidden.value.next_offset == number // 2 + 1
+                after = [message.body for message in queue.read(number // 2 + 1)]
+                assert after == [body_of(n) for n in range(number + 2, 61 if reopened else 60, 2)]
+
+
 def test_a_body_that_holds_records_may_be_torn(folder: Path) -> None:
     """Records in an unfinished record's body are no records of the log."""
     store = open_tiny(folder / "running", mapped_file_size_commit_log=1 << 14)

@@ -48,7 +48,8 @@ The files as a whole are in one of these states; what is refused is refused befo
 Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
 checkpoint is made to vouch for the log alone. The scan begins at the newest record below the seal that a queue knows;
-without a seal that holds, at the log's beginning.
+without a seal that holds, at the log's beginning. After a crash damage is looked for in the last three log files too,
+where RocketMQ would end the log.
 
 Much of the log that nothing vouches for (no seal after a crash, or queues that belie it) is read once: queues and index
 are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is seen there,
@@ -75,6 +76,8 @@ from stratalog.store.log_scan import LogScan, Span, after_record
 from stratalog.store.rederive import Meter, Rebuild, is_long
 
 _PAGE_SIZE = 4096
+_CHECKED_FILES = 3
+"""`DefaultMessageStore` recovers from so many of the last files on."""
 
 
 class Verdict(Enum):
@@ -162,9 +165,11 @@ def recover(
         if not intact:
             disown()
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
-        if begin < start:  # damage there was found by an earlier opening, and is passed over again
-            with LogScan(log, begin, start, looks_for_torn=not clean) as earlier:
-                spans = itertools.chain(list(earlier.spans()), spans)
+        first = begin if clean or beside_writer else min(begin, _checked_by_rocketmq(log, end))
+        if first < start:  # damage there may have been found by an earlier opening, and is passed over again
+            with LogScan(log, first, start, looks_for_torn=not clean) as earlier:
+                passed = [(max(one, begin), stop) for one, stop in earlier.spans() if stop > begin]
+                spans = itertools.chain(passed, spans)
             report.quarantined += earlier.found.quarantined
         _presume_end(log, end, None if clean else vouched_end)
         # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
@@ -201,6 +206,12 @@ def recover(
                     f"the log has room for; {queue.end_offset:,} does"
                 )
     return report
+
+
+def _checked_by_rocketmq(log: CommitLog, end_offset: int) -> int:
+    """Where the last log files begin, in which RocketMQ ends the log at damage when it starts."""
+    newest = (end_offset - 1 - log.first_offset) // log.file_size
+    return log.first_offset + max(0, newest + 1 - _CHECKED_FILES) * log.file_size
 
 
 def _told(spans: Iterable[Span], meter: Meter) -> Iterable[Span]:
