@@ -17,7 +17,7 @@ from crash.test_power_cut import body_of
 from crash.test_recovery import LOG_FILE, expected, filled, open_tiny, place
 from store.model import bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
 from stratalog.errors import CorruptData, StoreFailed, StoreUnavailable
-from stratalog.layout.index import HEADER, items_position, slots_position
+from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import UNIT
 from stratalog.store import index_file, log_scan, message_store, rederive
@@ -263,7 +263,7 @@ def test_what_was_built_of_much_log_is_vouched_for_at_dispatch_s_first_turn(
 ONE_INDEX = {"max_hash_slot_num": 20, "max_index_num": 5000}
 
 
-def kept_index(root: Path) -> bytes:
+def kept_index(root: Path, *, has_checkpoint: bool = False) -> bytes:
     """A killed store whose index header was stored in the middle; returns what stood in the file at that time."""
     store = open_tiny(root.with_name(root.name + "-running"), **ONE_INDEX)
     for number in range(60):
@@ -275,7 +275,8 @@ def kept_index(root: Path) -> bytes:
     store.dispatch()
     crash_copy(store, root)
     store.close()
-    (root / "checkpoint").unlink()
+    if not has_checkpoint:
+        (root / "checkpoint").unlink()
     return kept
 
 
@@ -299,6 +300,36 @@ def test_items_below_the_stored_header_are_kept_and_the_slots_made_again(folder:
             for number in (0, 40, 41, 59):
                 assert [m.body for m in store.query("t", key=f"k{number}")] == [body_of(number)]
             assert len(store.query("t", key="all")) == 60
+
+
+@pytest.mark.parametrize("has_seal", [True, False])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_an_index_that_rocketmq_went_on_with_after_a_crash_is_built_again(
+    folder: Path, *, has_seal: bool, clean: bool
+) -> None:
+    """It takes the header's count, but the slots as they are: those that lead to later items count as empty, and the
+    items before are in no chain any more."""
+    root = folder / "store"
+    kept = HEADER.unpack(kept_index(root, has_checkpoint=has_seal))
+    (path,) = index_files(root)
+    data, slot_count = bytearray(path.read_bytes()), ONE_INDEX["max_hash_slot_num"]
+    for number in range(kept.next_item, 1 + 60 * 3):
+        at = items_position(slot_count) + number * ITEM.size
+        item = ITEM.unpack(data, at)
+        slot = slots_position() + item.key_hash % slot_count * SLOT.size
+        newest = SLOT.unpack(data, slot).newest_item
+        item = item._replace(previous_item=newest if newest < number else 0)
+        data[at : at + ITEM.size], data[slot : slot + SLOT.size] = ITEM.pack(*item), SLOT.pack(number)
+    header = kept._replace(end_commit_log_offset=item.commit_log_offset, next_item=1 + 60 * 3)
+    data[: HEADER.size] = HEADER.pack(*header)
+    path.write_bytes(data)
+    if clean:
+        (root / "abort").unlink()
+    for mode in ("r", "w"):
+        with open_tiny(root, mode=mode, **ONE_INDEX) as store:
+            check(store)
+            assert len(store.query("t", key="all")) == 60
+            assert all(len(store.query("t", key=f"k{number}")) == 1 for number in range(60))
 
 
 @pytest.mark.parametrize("number", [1, 2, 60, 123])

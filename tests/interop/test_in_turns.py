@@ -44,6 +44,23 @@ def test_ten_rounds_with_both_releases_lose_nothing(releases: dict[str, RocketMQ
     play(share(chance), list(releases.values()), chance)
 
 
+def test_every_key_is_found_after_rocketmq_went_on_with_what_our_kill_left(rocketmq: RocketMQ, share: Share) -> None:
+    """We close, are killed, RocketMQ opens, puts and closes: the chains of its index are broken, ours are not."""
+    shared = share(named_chance(f"{rocketmq.release} keys after a kill"))
+    shared.flush = "async"
+    shared.ours(rocketmq.compatibility, 1, 100)
+    shared.ours(rocketmq.compatibility, 2, 200, stop="killed")
+    shared.theirs(rocketmq, 3, 100)
+    with shared.open_ours(rocketmq.compatibility, mode="r") as store:
+        every = [message for topic, queue_id in store.queues() for message in store.queue(topic, queue_id).read()]
+        named = [(message, key) for message in every for key in message.keys]
+        assert len(named) > 200
+        for message, key in named:
+            hits = store.query(message.topic, key=key, limit=None)
+            assert message.commit_log_offset in {hit.commit_log_offset for hit in hits}
+    shared.ours(rocketmq.compatibility, 4, 10)
+
+
 def named_chance(name: str) -> random.Random:
     print(f"STRATALOG_SEED={SEED} ({name})")  # noqa: T201
     return random.Random(f"{SEED} {name}")

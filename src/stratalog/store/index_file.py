@@ -225,11 +225,13 @@ class Index:
             )
         return sizes
 
-    def load(self, end_offset: int, *, clean: bool) -> None:
+    def load(self, end_offset: int, *, clean: bool, checked_from: int) -> None:
         """Map the files that know records below the log's end only.
 
         After an unclean stop a file that was not full holds what its header says (`keep`): its slots are made again
-        from those items, since they may lead to later ones that never reached the disk.
+        from those items, since they may lead to later ones that never reached the disk. So are those of every file
+        that knows a record from log offset `checked_from` on: RocketMQ, which goes on after the header's items without
+        doing so, leaves items that lead elsewhere.
         """
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
@@ -239,7 +241,7 @@ class Index:
             if (
                 file is None
                 or not 1 <= file.next_item <= self.item_capacity
-                or not self._is_known(file, end_offset, clean=clean)
+                or not self._is_known(file, end_offset, clean=clean, checked_from=checked_from)
             ):
                 if mapped:
                     mapped.close()
@@ -258,7 +260,7 @@ class Index:
     def _file_size(self) -> int:
         return file_size(self.slot_count, self.item_capacity)
 
-    def _is_known(self, file: IndexFile, end_offset: int, *, clean: bool) -> bool:
+    def _is_known(self, file: IndexFile, end_offset: int, *, clean: bool, checked_from: int) -> bool:
         if not 1 <= file.next_item <= self.item_capacity:
             return False
         if file.next_item == 1:
@@ -266,7 +268,9 @@ class Index:
         inside = file.end_commit_log_offset < end_offset
         if not inside or self.items(file)[-1]["commit_log_offset"] != file.end_commit_log_offset:
             return False
-        return clean or (file.next_item >= self.item_capacity or self._restore_slots(file, end_offset))
+        is_closed = clean or file.next_item >= self.item_capacity
+        is_vouched = is_closed and file.end_commit_log_offset < checked_from
+        return is_vouched or self._restore_slots(file, end_offset)
 
     def _restore_slots(self, file: IndexFile, end_offset: int) -> bool:
         """Make the slots again from the items below the header's count; False when those are not what it says."""
@@ -281,7 +285,7 @@ class Index:
         view = file.mapped.view[slots_position() : slots_position() + slots.size]
         for begin in range(0, slots.size, _SLOTS_PIECE):  # a sparse file stays one
             piece = slots[begin : begin + _SLOTS_PIECE]
-            if piece.any() or view[begin : begin + _SLOTS_PIECE].any():
+            if not np.array_equal(piece, view[begin : begin + _SLOTS_PIECE]):
                 file.mapped.write(slots_position() + begin, piece)
         return True
 

@@ -39,8 +39,10 @@ The files as a whole are in one of these states; what is refused is refused befo
     a newest unit that says something else than  it was written in part: it is built again
       its record
     a snapshot that is stale in any way          not believed: the queues themselves are looked at (`snapshot`)
-    an index header that its items belie, or     that file and later ones are built again
-      a wild count
+    an index header that its items belie, a      that file and later ones are built again
+      wild count, or, in a file that somebody
+      else may have written, items that do not
+      lead to those before them
     an index file that was not full at a crash   items below its header are kept, the slots made again from them
     no seal (RocketMQ wrote the store, or the    the whole log is read: units that are there stay, those that are
       checkpoint is lost)                          missing are added (`evidence`)
@@ -161,7 +163,7 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _told(walk.spans(), meter), found.end_offset
-        intact = _load_index(index, log, seal, end, clean=clean, intact=intact)
+        intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         if not intact:
             disown()
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
@@ -224,11 +226,14 @@ def _told(spans: Iterable[Span], meter: Meter) -> Iterable[Span]:
 
 
 def _load_index(
-    index: Index | None, log: CommitLog, seal: Seal | None, end_offset: int, *, clean: bool, intact: bool
-) -> bool:
+    index: Index | None, log: CommitLog, seal: Seal | None, end_offset: int, *, clean: bool, intact: bool,
+    beside_writer: bool,
+) -> bool:  # fmt: skip
     """Load the index files. Unless they and all else are intact, the index begins anew."""
     if index:
-        index.load(end_offset, clean=clean)
+        vouched_end = seal.log_end_offset if seal else 0
+        is_vouched = beside_writer or (clean and vouched_end == end_offset)
+        index.load(end_offset, clean=clean, checked_from=end_offset if is_vouched else vouched_end)
         intact = intact and _index_is_intact(seal, index, log, end_offset, clean=clean)
         if not intact:
             index.clear()
