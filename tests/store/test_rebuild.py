@@ -8,12 +8,15 @@ import pytest
 
 import stratalog
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import NotAStore, StoreLocked
+from stratalog.errors import CorruptData, NotAStore, StoreLocked
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import STAGING
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.tools import rebuild as module
 from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 SETTINGS: dict[str, Any] = {
@@ -126,3 +129,55 @@ def test_damage_of_the_log_is_reported_by_the_rebuild_alone(root: Path, caplog: 
     first.write_bytes(first.read_bytes()[:300] + b"\xff" * 20 + first.read_bytes()[320:])
     assert len(rebuild(root, settings=GIVEN).damages) == 1
     assert not caplog.records
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("how", ["exchanged", "noise", "zeros"])
+def test_a_log_without_one_whole_record_empties_no_queue(tmp_path: Path, how: str, *, clean: bool) -> None:
+    root, sizes = tmp_path / "store", SETTINGS | {"mapped_file_size_commit_log": 4096}
+    given = StoreSettings(**sizes)
+    with stratalog.open(root, **sizes) as store:
+        for number in range(50):
+            store.put("orders", b"%d" % number * 30, queue_id=number % 3)
+    if not clean:
+        (root / "abort").touch()
+        (root / "checkpoint").unlink()
+    files = sorted((root / "commitlog").iterdir())
+    contents = [file.read_bytes() for file in files]
+    for file, other in zip(files, contents[::-1], strict=True):
+        file.write_bytes({"exchanged": other, "noise": b"\x5a" * 4096, "zeros": bytes(4096)}[how])
+    assert len(files) > 1
+    before = {path: path.read_bytes() for path in root.rglob("0*") if path.is_file()}
+    assert not verify(root, settings=given).ok
+    with pytest.raises(CorruptData, match=r"restore|right file"):
+        rebuild(root, settings=given)
+    assert {path: path.read_bytes() for path in root.rglob("0*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("written", [0, 10, 19, 20, 21, 24])
+def test_a_record_that_jumps_ahead_is_for_repair_and_rebuild_leaves_no_message_out(
+    tmp_path: Path, written: int
+) -> None:
+    """A crash before the queue was written; what follows the record with the wrong offset seems to be older."""
+    root = tmp_path / "store"
+    with stratalog.open(root, **SETTINGS) as store:
+        places = [store.put("orders", b"%d" % number * 30).commit_log_offset for number in range(24)]
+    queue = sorted((root / "consumequeue/orders/0").iterdir())
+    for number, file in enumerate(queue):
+        kept = max(0, min(file.stat().st_size, written * UNIT.size - number * file.stat().st_size))
+        file.write_bytes(file.read_bytes()[:kept].ljust(file.stat().st_size, b"\0"))
+    (root / "abort").touch()
+    (root / "checkpoint").unlink()
+    (root / "queues.snapshot").unlink()
+    (log_file,) = (root / "commitlog").iterdir()
+    data = bytearray(log_file.read_bytes())
+    at = places[20] + HEAD.position("queue_offset")
+    data[at : at + 8] = (120).to_bytes(8)
+    log_file.write_bytes(data)
+    report = verify(root, settings=GIVEN)
+    assert [problem for problem in report.problems if "stratalog repair" in problem.next_step]
+    with pytest.raises(CorruptData, match="stratalog repair"):
+        rebuild(root, settings=GIVEN)
+    assert repair(plan_repair(root, settings=GIVEN)).ok
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        assert [message.body for message in store.queue("orders").read()] == [b"%d" % n * 30 for n in range(24)]

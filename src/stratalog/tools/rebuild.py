@@ -150,6 +150,8 @@ def rebuild_locked(
             rebuilt = _build(staging, settings, clock_ns, progress)
         except CorruptData as error:
             raise CorruptData(f"{error}. Nothing was changed".replace(str(staging), str(root))) from error
+        if not rebuilt.record_count:
+            _refuse_to_empty(root, disk)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
             if "queues" in parts
@@ -169,6 +171,21 @@ def rebuild_locked(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt
+
+
+def _refuse_to_empty(root: Path, disk: Disk) -> None:
+    """Raise `CorruptData` where not one whole record is in the log, though queues lead to some."""
+    starts = [start for name in disk.files(root / names.COMMIT_LOG) if (start := offset_of(name)) is not None]
+    trees = (names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)
+    if any(
+        _leads_into(directory, layout, min(starts, default=0), disk)
+        for tree, layout in trees
+        for *_, directory in queue_directories(root, tree, disk)
+    ):
+        raise CorruptData(
+            "not one whole record is in the log, and queues lead to some: restore it from a copy. Nothing was changed",
+            path=str(root / names.COMMIT_LOG),
+        )
 
 
 def clear_staging(root: Path) -> None:

@@ -34,8 +34,8 @@ def unqueued(
     root: Path, staging: Path, damages: Sequence[Damage], *, log_end: int, with_light: bool = True
 ) -> list[Record]:
     """Whole records up to `log_end` that belong into a queue and that none of the queues in `staging` leads to, unless
-    the queue in `root` has units and none of them led there either; and those that a queue led to where it has nothing
-    now (a light queue only `with_light`). No more than a thousand are looked for."""
+    the queue in `root` has units, none of them led there, and some led further; and those that a queue led to where it
+    has nothing now (a light queue only `with_light`). No more than a thousand are looked for."""
     disk = PrivateDisk()
     new = _led_to(staging, disk)
     old = _led_to(root, disk, beside=new)
@@ -47,6 +47,7 @@ def unqueued(
     )  # fmt: skip
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
+    reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     found: list[Record] = []
     for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
@@ -61,7 +62,8 @@ def unqueued(
             if is_unled and is_light(topic) and _is_among(offset, of_light)[0]:
                 continue  # a placeholder in a light queue alone
             is_led = bool(_is_among(offset, led)[0])
-            if is_topic(topic) and record.queue_id >= 0 and (is_led or (topic, record.queue_id) not in old):
+            is_after = base + position > reached.get((topic, record.queue_id), -1)
+            if is_topic(topic) and record.queue_id >= 0 and (is_led or is_after):
                 found.append(record)
         if len(found) >= _LISTED_MAX:
             break
@@ -133,8 +135,10 @@ def _contradicts(piece: Led, now: Led | None) -> bool:
 def _records(
     directory: Path, damages: Sequence[Damage], log_end: int
 ) -> Iterator[tuple[MappedFile, int, Offsets]]:  # fmt: skip
-    """Positions of the records of each file that enter a queue."""
+    """Positions of the records of each file that enter a queue; those in damaged ranges are left out."""
     after = {damage.begin: damage.end for damage in damages}
+    ordered = sorted(after.items())
+    begins, ends = (np.array(column, np.int64) for column in (zip(*ordered, strict=True) if ordered else ((), ())))
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
     disk, resume = PrivateDisk(), 0
     for name, size in disk.files(directory).items():
@@ -147,7 +151,11 @@ def _records(
                 count, position, status = scan(file.address, position, size, base, TRUST, positions, sizes)
                 flags = file.view[positions[:count, None] + np.arange(HEAD.size)].view(HEAD.dtype)["sys_flag"][:, 0]
                 kind = flags & TRANSACTION_MASK
-                yield file, base, positions[:count][(kind == Transaction.NONE) | (kind == Transaction.COMMIT)]
+                enters = (kind == Transaction.NONE) | (kind == Transaction.COMMIT)
+                before = np.searchsorted(begins, base + positions[:count], "right") - 1
+                if len(ends):
+                    enters &= (before < 0) | (base + positions[:count] >= ends[before])
+                yield file, base, positions[:count][enters]
                 if status != ScanStatus.FULL:
                     if base + position not in after:
                         break

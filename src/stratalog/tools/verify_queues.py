@@ -37,6 +37,12 @@ from stratalog.tools.verify_special import SpecialQueues
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 
 
+_REPAIR = (
+    "let `stratalog repair STORE` decide: a record that follows may say a higher offset than it was given, and queues "
+    "built again from that would leave out the messages between"
+)
+
+
 class _QueueFiles:
     """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
 
@@ -245,7 +251,9 @@ class QueueCheck:
             stored = queue.files.units(queue.next, queue_offset - queue.next)
             known = fillers(stored) | self._is_damaged(stored)
             for number in np.flatnonzero(~known).tolist():
-                self._add(queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]))
+                self._add(
+                    queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]), _REPAIR
+                )
             queue.next = queue_offset
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
@@ -319,10 +327,12 @@ class QueueCheck:
             inside |= (offsets >= damage.begin) & (offsets < damage.end)
         return inside & (stored["size"] > 0)
 
-    def _add(self, files: _QueueFiles, queue_offset: int, expected: str, found: str) -> None:
+    def _add(
+        self, files: _QueueFiles, queue_offset: int, expected: str, found: str, next_step: str = REBUILD
+    ) -> None:  # fmt: skip
         path, position = files.place(queue_offset)
         what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"
-        self._report.add(Problem("queue", path, position, what, found, REBUILD))
+        self._report.add(Problem("queue", path, position, what, found, next_step))
 
 
 def _topic_of(record: Record) -> str:
