@@ -3,8 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-from store.damage import GIVEN, KINDS, Oracle, Original, inflict
+from store.damage import GIVEN, KINDS, Oracle, Original, inflict, unit_bytes
 from stratalog.errors import CorruptData, StratalogError
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE
+from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -40,7 +42,7 @@ def _case(torture: Torture, number: int, stores: Stores, counts: "Counter[str]")
     what = f"{original.kind}{' with record CRC' if original.record_crc else ''}: {'; '.join(done)}"
     try:
         _judge(original, root, done, counts)
-        if not number % 4:
+        if not number % 2:
             _judge_rebuild(torture, number, stores)
     except Exception as error:
         raise type(error)(f"[{what}] {error}") from error
@@ -69,15 +71,34 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
 
 
 def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:
-    """The same damage, and `rebuild` alone: it refuses, or everything that units led to is served."""
+    """The same damage, and `rebuild` alone: it refuses, or everything that units led to is served, and everything that
+    a crash kept from its queue."""
     chance = torture.chance("repair", number)
     original, other = chance.sample(stores[chance.choice(sorted(stores))], 2)
     root = original.copy(torture.place("rebuilt") / "store")
     if any(FOREIGN in text for text in inflict(original, root, chance, other)):
         return
     oracle = Oracle(original, root)
+    after = _not_written_yet(original, oracle, root)
     try:
         rebuild(root, settings=GIVEN)
     except StratalogError:
         return
-    oracle.check_served(root, oracle.intact & oracle.led)
+    oracle.check_served(root, oracle.intact & (oracle.led | after))
+
+
+def _not_written_yet(original: Original, oracle: Oracle, root: Path) -> set[int]:
+    """Log offsets of the records after the last one that the units of their queue lead to, in queues whose units are as
+    they were."""
+    units, reached = unit_bytes(root), dict[str, int]()
+    odd = {queue for (queue, layout, at), unit in units.items() if original.units.get((queue, layout, at)) != unit}
+    for queue, layout, at in units.keys() & original.units.keys():
+        found = (BATCH_UNIT if layout == BATCH_UNIT.name else UNIT).unpack(units[queue, layout, at])
+        reached[queue] = max(reached.get(queue, -1), found.commit_log_offset)
+    after = set()
+    for put in original.puts:
+        tree = BATCH_CONSUME_QUEUE if put.record.topic == b"batches" else CONSUME_QUEUE
+        queue = f"{tree}/{put.record.topic.decode()}/{put.record.queue_id}"
+        if queue not in odd and put.offset > reached.get(queue, -1):
+            after.add(put.offset)
+    return after
