@@ -256,6 +256,21 @@ def test_a_last_file_with_less_room_than_a_record_takes_ends_with_its_last_recor
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_blank_mark_in_front_of_whole_records_is_quarantined_like_other_damage(folder: Path) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=False)
+    path, position = place(root, offsets[3])
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(BLANK.pack(path.stat().st_size - position, MAGIC_BLANK))
+    (root / "checkpoint").unlink()
+    shutil.rmtree(root / "consumequeue")
+    for _ in range(2):
+        with open_tiny(root) as store:
+            assert [(damage.begin, damage.reason) for damage in store.recovery.quarantined] == [(offsets[3], "BLANK")]
+            assert sum(len(found) for found in bodies(store).values()) == len(offsets) - 1
+
+
 @pytest.mark.parametrize("victim", [0, 7, 25, 31, 58])
 @pytest.mark.parametrize("at", ["body", "magic", "total_size", "commit_log_offset", "queue_id"])
 def test_a_damaged_record_in_the_middle_is_quarantined_and_later_ones_are_served(

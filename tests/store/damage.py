@@ -268,6 +268,14 @@ class Inflict:
             self._change_log(one.offset, other.data)
         return f"the record at {one.offset} over that at {other.offset}{', and it over that' if is_swapped else ''}"
 
+    def blank(self) -> str:
+        """The mark of a file's end over a record's first bytes, or over bytes within it; most fit up to the end."""
+        put = self.chance.choice(self.original.puts)
+        at = put.offset + self.chance.choice((0, 0, 0, self.chance.randrange(len(put.data))))
+        size = LOG_FILE_SIZE - at % LOG_FILE_SIZE - self.chance.choice((0, 0, 0, 1))
+        self._change_log(at, BLANK.pack(size, MAGIC_BLANK))
+        return f"a blank mark of {size} bytes at {at}"
+
     def old_block(self) -> str:
         """A block of the log as it was before the last messages were put."""
         size, end = self.chance.choice((512, 4096)), self.chance.choice(self.original.puts).offset
@@ -431,7 +439,8 @@ def inflict(original: Original, root: Path, chance: random.Random, other: Origin
     of_log: list[Callable[[], str]] = [
         damage.field, damage.field, damage.field, damage.field, damage.zeros, damage.doubled, damage.swapped,
         damage.torn, damage.cut, damage.longer, damage.removed, damage.empty, damage.foreign, damage.odd,
-        damage.moved, damage.moved, damage.old_block, damage.place, damage.place, damage.property, damage.property,
+        damage.moved, damage.moved, damage.blank, damage.old_block, damage.place, damage.place,
+        damage.property, damage.property,
     ]  # fmt: skip
     others: list[Callable[[], str]] = [
         damage.queue,

@@ -19,7 +19,7 @@ from golden.cases import golden_case
 from store.model import scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.message import HEAD, LOST_FLAG, decode_record
+from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, MAGIC_BLANK, decode_record
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
@@ -539,3 +539,37 @@ def test_golden_stores_verify_clean_after_repair(name: str, tmp_path: Path) -> N
     report = repair(plan_repair(root, settings=given_settings))
     assert report.problems == []
     assert verify(root, settings=given_settings).ok
+
+
+@pytest.mark.parametrize("within", [0, 5])
+@pytest.mark.parametrize("is_last", [False, True], ids=["in front of others", "last of its file"])
+def test_a_blank_mark_over_a_record_costs_that_record_at_most(
+    pristine: Pristine, scratch: Path, is_last: bool, within: int
+) -> None:
+    root = pristine.copy(scratch / "blank")
+    of_file = [record for record in pristine.records if record.commit_log_offset < FILE_SIZE]
+    hit = of_file[-1 if is_last else 5]
+    at = hit.commit_log_offset + within
+    change(root / "commitlog" / f"{0:020d}", at, BLANK.pack(FILE_SIZE - at, MAGIC_BLANK))
+    whole = whole_offsets(root, pristine.records)
+    assert len(whole) == len(pristine.records) - 1
+    plan = mend(root)
+    check_mended(root, pristine.records, whole, plan)
+    assert plan.mended_count + plan.lost_count == 1
+    assert plan.message_count + plan.lost_count == len(pristine.records)
+
+
+def test_a_blank_mark_in_front_of_whole_records_is_damage_to_verify_and_to_rebuild(
+    pristine: Pristine, scratch: Path
+) -> None:
+    root = pristine.copy(scratch / "blank")
+    hit, following = pristine.records[5:7]
+    at = hit.commit_log_offset
+    change(root / "commitlog" / f"{0:020d}", at, BLANK.pack(FILE_SIZE - at, MAGIC_BLANK))
+    report = verify(root, settings=GIVEN)
+    assert [problem.part for problem in report.problems] == ["log"]
+    assert report.damages == [Damage(at, following.commit_log_offset, "BLANK")]
+    assert rebuild(root, settings=GIVEN).damages == (Damage(at, following.commit_log_offset, "BLANK"),)
+    with stratalog.open(root, mode="r", **SETTINGS) as store:
+        served = {message.commit_log_offset for key in QUEUES for message in store.queue(*key).read()}
+    assert served == {record.commit_log_offset for record in pristine.records} - {at}

@@ -206,7 +206,7 @@ class LogScan:
         """Where the walk goes on after what is no record; None at the log's end."""
         log, found, base = self._log, self.found, int(file.path.name)
         offset = base + position
-        if closes_file(file, position):
+        if closes_file(file, position, base):
             found.end_offset = base + file.size
             return found.end_offset
         following = _next_record(log, offset)
@@ -218,7 +218,7 @@ class LogScan:
             self._check_unfinished(file, position, status)
             return None
         _, now = self._walk_file(offset)
-        if now.record_count or closes_file(file, position):  # a writer was about to put it when the walk came by
+        if now.record_count or closes_file(file, position, base):  # a writer was about to put it when the walk came by
             return offset
         found.quarantined.append(Damage(offset, following, status.name))
         return following
@@ -272,12 +272,25 @@ def after_record(log: CommitLog, commit_log_offset: int) -> int:
     return _next_record(log, commit_log_offset) or log.end_offset
 
 
-def closes_file(file: MappedFile, position: int) -> bool:
-    """Whether a file's records end there: with a blank record, or with too little room for one."""
+def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
+    """Whether a log file's records end there: a blank record covers the rest, or not even that would fit. A blank
+    record with a whole record behind it is damage."""
     if file.size - position < BLANK.size:
         return True
     blank = BLANK.unpack(file.view.data, position)
-    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
+    is_blank = blank.magic == MAGIC_BLANK and blank.size == file.size - position
+    return bool(is_blank and next_record(file, position + BLANK.size, base_offset) < 0)
+
+
+def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
+    """Position of the next whole record of a log file at or behind `begin`, -1 when there is none. Zeros are passed
+    over quickly."""
+    end = min(file.size, file.data_end)
+    position = begin
+    while position < end and not file.view[position : min(end, position + _ZERO_CHUNK)].any():
+        position += _ZERO_CHUNK
+    begin = max(begin, position - BLANK.size)
+    return int(find_record(file.address, begin, end, base_offset)) if begin < end else -1
 
 
 def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
@@ -301,20 +314,10 @@ def _next_record(log: CommitLog, offset: int) -> int | None:
     number = (offset - log.first_offset) // log.file_size
     for other in log.files[number:]:
         base = int(other.path.name)
-        end = other.data_end
-        first = _first_written(other, position + 1 if other is file else 0, end)
-        found = find_record(other.address, first, end, base)
+        found = next_record(other, position + 1 if other is file else 0, base)
         if found >= 0:
-            return int(base + found)
+            return base + found
     return None
-
-
-def _first_written(file: MappedFile, position: int, end: int) -> int:
-    """A position that no record stands before: bytes that were never written are zeros."""
-    first = position
-    while position < end and not file.view[position : min(end, position + _ZERO_CHUNK)].any():
-        position += _ZERO_CHUNK
-    return max(first, position - BLANK.size)
 
 
 def is_unfinished(file: MappedFile, position: int, *, is_later: bool) -> bool:
@@ -324,7 +327,6 @@ def is_unfinished(file: MappedFile, position: int, *, is_later: bool) -> bool:
     `is_later` says that the log ends in an earlier file. Records do not cross files, so such a file cannot be written
     to its end.
     """
-    end = min(file.size, file.data_end)
     if is_later and file.view[max(0, file.size - _PAGE_SIZE) : file.size].any():
         return False
     begin = position
@@ -332,8 +334,7 @@ def is_unfinished(file: MappedFile, position: int, *, is_later: bool) -> bool:
         head = HEAD.unpack(file.view.data, position)
         is_own = head.commit_log_offset == int(file.path.name) + position and head.magic in (MAGIC_V1, MAGIC_V2)
         begin += max(0, head.total_size) if is_own else 0  # a body may hold records
-    begin = _first_written(file, begin, end)
-    return begin >= end or find_record(file.address, begin, end, ANY_OFFSET) < 0
+    return next_record(file, begin, ANY_OFFSET) < 0
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

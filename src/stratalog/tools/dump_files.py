@@ -43,8 +43,9 @@ from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.index_file import index_sizes
+from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.message import Message, message_at
-from stratalog.tools.survey import closes_file, last_written, next_record
+from stratalog.tools.survey import last_written
 
 _SCAN_COUNT = 4096
 _SHOWN_SIZE_MAX = 64
@@ -94,7 +95,7 @@ def dump_commit_log(path: Path) -> Iterator[Item]:
             yield _message_item(path, file, at, size)
         if status == ScanStatus.FULL:
             continue
-        if closes_file(file, position):
+        if closes_file(file, position, base):
             if file.size - position >= BLANK.size:
                 data = bytes(file.map[position : position + BLANK.size])
                 yield Item("blank", path, position, file.size - position, {}, data=data, layout=BLANK)

@@ -21,9 +21,9 @@ from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import OpenFile, PrivateDisk
+from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.repair import refuse_if_locked
-from stratalog.tools.survey import closes_file, next_record
 from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14
@@ -175,7 +175,7 @@ def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, int | None, in
         newest = base + int(positions[count - 1]) if count else newest
         if status == ScanStatus.FULL:
             continue
-        following = -1 if closes_file(file, position) else next_record(file, position + 1, base)
+        following = -1 if closes_file(file, position, base) else next_record(file, position + 1, base)
         if following < 0:
             return base + position, newest, damage
         damage = base + position if damage is None else damage

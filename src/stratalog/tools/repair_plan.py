@@ -12,6 +12,9 @@ whole record in the wrong place of a queue, by   the same
 its unit and its neighbours
 whole record that says it has another one's      the same as a damaged range: nobody knows which of the two
 place, and nothing says which of them is right   is wrong, so none is moved
+blank record (the mark of a file's end) in front  a damaged range up to the next whole record, or to the
+of whole records, or where units lead to a       file's end
+message
 rest of a damaged range                          bytes set aside, range covered by records (see repair_fill)
 bytes after the log's end                        set aside and zeroed; messages that units still lead to leave
                                                  placeholders, so that no offset is given twice
@@ -21,6 +24,7 @@ queues, index or checkpoint not as the log       rebuilt
 says, or the log was changed
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +34,7 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
+from stratalog.kernels.scan import ScanStatus
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_name, offset_of
@@ -196,12 +201,15 @@ class _LogPlan:
         self._files: dict[int, _File] = {}
         self._restored: dict[int, bytes] = {}
         self._newest = (-1, 0)
+        self._blanks: list[Damage] = []
+        """What the blank records cover that close files, where it has room for a record."""
 
     def make(self) -> None:
         plan = self._plan
         evidence = Evidence(plan.root, plan.settings, self._disk)
         damages, tail, written_end, log_begin = self._look(evidence)
         evidence.take_units(log_begin)
+        damages = sorted([*damages, *self._false_blanks(evidence)], key=lambda damage: damage.begin)
         if not plan.report.record_count and (evidence.claims or evidence.gone_count):
             raise _no_record(plan)
         self._refuse_foreign(evidence)
@@ -239,6 +247,9 @@ class _LogPlan:
             damages += join.take(survey)
             evidence.take(survey)
             self._files[survey.base_offset] = _File(survey.positions, survey.sizes)
+            if survey.is_closed and survey.full_size - survey.end >= SMALLEST:
+                begin = survey.base_offset + survey.end
+                self._blanks.append(Damage(begin, survey.base_offset + survey.full_size, ScanStatus.BLANK.name))
             if damages:
                 plan.behind_count += int(np.count_nonzero(survey.positions + survey.base_offset > damages[0].begin))
             if len(survey.positions):
@@ -251,6 +262,18 @@ class _LogPlan:
             last.close()
             begin = last.base_offset + self._file_size if join.open_begin is None else join.open_begin
         return damages, Damage(begin, _FOREVER, TAIL), join.written_end, max(0, log_begin)
+
+    def _false_blanks(self, evidence: Evidence) -> list[Damage]:
+        """Blank records over messages that units still lead to."""
+        claimed = sorted(evidence.claims)
+        return [
+            blank for blank in self._blanks
+            if any(
+                evidence.queue(*claim.key).takes(offset, claim) and offset + claim.size <= blank.end
+                for offset in claimed[bisect_left(claimed, blank.begin) : bisect_left(claimed, blank.end)]
+                for claim in evidence.claims[offset]
+            )
+        ]  # fmt: skip
 
     def _refuse_foreign(self, evidence: Evidence) -> None:
         """Raise `CorruptData` for a log file in which no queue finds a message: nobody can tell which is right."""

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.kernels.scan import VERIFY, ScanStatus, find_record, scan
-from stratalog.layout.message import BATCH_ENTRY, BLANK, HEAD, MAGIC_BLANK, PROPERTIES_LENGTH, decode_record
+from stratalog.kernels.scan import VERIFY, ScanStatus, scan
+from stratalog.layout.message import BATCH_ENTRY, HEAD, PROPERTIES_LENGTH, decode_record
 from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
-from stratalog.store.log_scan import is_unfinished
+from stratalog.store.log_scan import closes_file, is_unfinished, next_record
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable
 
@@ -156,7 +156,7 @@ def survey_file(
         if status == ScanStatus.FULL:
             continue
         stopped = position
-        found.is_closed = file.size == file_size and closes_file(file, position)
+        found.is_closed = file.size == file_size and closes_file(file, position, base_offset)
         if not found.is_closed and _drop_torn(file, pieces[-1]):
             position = int(pieces[-1][0][-1])
             pieces[-1] = pieces[-1][0][:-1], pieces[-1][1][:-1]
@@ -204,24 +204,6 @@ def _drop_torn(file: MappedFile, records: tuple[NDArray[np.int64], NDArray[np.in
     position, size = int(records[0][-1]), int(records[1][-1])
     is_zero = not file.view[position + size - 1]
     return is_zero and bool(decode_record(file.map[position : position + size], verify=False).properties)
-
-
-def closes_file(file: MappedFile, position: int) -> bool:
-    """Whether a file of the log properly ends there: a blank record covers the rest, or not even that would fit."""
-    if file.size - position < BLANK.size:
-        return True
-    blank = BLANK.unpack(file.view.data, position)
-    return bool(blank.magic == MAGIC_BLANK and blank.size == file.size - position)
-
-
-def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
-    """Position of the next whole record at or behind `begin`, -1 when there is none. Zeros are passed over quickly."""
-    end = min(file.size, file.data_end)
-    position = begin
-    while position < end and not file.view[position : min(end, position + _ZERO_BLOCK_SIZE)].any():
-        position += _ZERO_BLOCK_SIZE
-    begin = max(begin, position - BLANK.size)
-    return int(find_record(file.address, begin, end, base_offset)) if begin < end else -1
 
 
 def last_written(file: MappedFile, position: int) -> int:
