@@ -411,6 +411,16 @@ class Inflict:
             path.unlink()
         return f"{kind} in {path.relative_to(self.root)}"
 
+    def ghost(self) -> str:
+        """A queue that the log knows nothing of: a copy of another one under a new name or queue id."""
+        path = self._queue_path()
+        if path is None:
+            return "no queue"
+        topic, queue_id = path.parent.parent, path.parent.name
+        to = self.chance.choice((topic.with_name("ghost") / queue_id, topic / "9"))
+        shutil.copytree(path.parent, to, dirs_exist_ok=True)
+        return f"{path.parent.relative_to(self.root)} copied to {to.relative_to(self.root)}"
+
     def queues(self) -> str:
         tree = self.chance.choice((CONSUME_QUEUE, BATCH_CONSUME_QUEUE))
         shutil.rmtree(self.root / tree, ignore_errors=True)
@@ -449,6 +459,7 @@ def inflict(original: Original, root: Path, chance: random.Random, other: Origin
         damage.unit,
         damage.crash,
         damage.queues,
+        damage.ghost,
         damage.index,
         damage.checkpoint,
         damage.abort,

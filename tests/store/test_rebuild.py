@@ -181,3 +181,57 @@ def test_a_record_that_jumps_ahead_is_for_repair_and_rebuild_leaves_no_message_o
     assert repair(plan_repair(root, settings=GIVEN)).ok
     with stratalog.open(root, mode="r", **SETTINGS) as store:
         assert [message.body for message in store.queue("orders").read()] == [b"%d" % n * 30 for n in range(24)]
+
+
+def test_a_queue_that_the_log_knows_nothing_of_is_not_kept(root: Path) -> None:
+    shutil.copytree(root / "consumequeue/orders/0", root / "consumequeue/ghost/0")
+    shutil.copytree(root / "consumequeue/orders/0", root / "consumequeue/%LMQ%a/9")
+    assert not verify(root, settings=GIVEN).ok
+    rebuilt = rebuild(root, settings=GIVEN)
+    assert (rebuilt.queue_count, rebuilt.unit_count) == (3, 200)
+    assert verify(root, settings=GIVEN).ok
+    assert not (root / "consumequeue/ghost").exists()
+    assert not (root / "consumequeue/%LMQ%a/9").exists()
+
+
+def test_a_queue_whose_messages_are_damaged_keeps_its_next_offset(root: Path) -> None:
+    with stratalog.open(root, **SETTINGS) as store:
+        first = store.put("late", b"x" * 50)
+        last = store.put("late", b"y" * 50)
+        store.put("orders", b"after")
+    for receipt in (first, last):
+        path, position = log_place(root, receipt.commit_log_offset)
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(bytes(receipt.store_size))
+    assert rebuild(root, settings=GIVEN).damages
+    with stratalog.open(root, **SETTINGS) as store:
+        assert store.put("late", b"next").queue_offset == 2
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_log_whose_last_files_are_missing_is_refused_if_it_was_closed(root: Path, is_clean: bool) -> None:
+    with stratalog.open(root, **SETTINGS) as store:
+        for number in range(300):
+            store.put("late", b"%d" % number * 20)
+    newest = sorted((root / "commitlog").iterdir())
+    for path in newest[2:]:
+        path.unlink()
+    before = derived(root)
+    if is_clean:
+        with pytest.raises(CorruptData, match=r"the log ends at offset 32,768, .*run `stratalog repair"):
+            rebuild(root, settings=GIVEN)
+        assert derived(root) == before
+        assert repair(plan_repair(root, settings=GIVEN)).ok
+        rebuild(root, settings=GIVEN)
+        with stratalog.open(root, **SETTINGS) as store:
+            assert store.put("late", b"next").queue_offset == 300
+    else:
+        (root / "abort").touch()
+        rebuild(root, settings=GIVEN)
+        assert not [problem for problem in verify(root, settings=GIVEN).problems if problem.part == "queue"]
+
+
+def log_place(root: Path, commit_log_offset: int) -> tuple[Path, int]:
+    position = commit_log_offset % SETTINGS["mapped_file_size_commit_log"]
+    return root / "commitlog" / f"{commit_log_offset - position:020d}", position

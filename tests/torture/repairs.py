@@ -10,6 +10,7 @@ from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 from torture.report import Row, Torture
 
 CASE_SECONDS = 60.0
@@ -72,7 +73,7 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
 
 def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:
     """The same damage, and `rebuild` alone: it refuses, or everything that units led to is served, and everything that
-    a crash kept from its queue."""
+    a crash kept from its queue; and no problem is left that it is there for."""
     chance = torture.chance("repair", number)
     original, other = chance.sample(stores[chance.choice(sorted(stores))], 2)
     root = original.copy(torture.place("rebuilt") / "store")
@@ -84,6 +85,8 @@ def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:
         rebuild(root, settings=GIVEN)
     except StratalogError:
         return
+    left = [problem for problem in verify(root, settings=GIVEN).problems if problem.part in ("queue", "index")]
+    assert not left, left[:2]
     oracle.check_served(root, oracle.intact & (oracle.led | after))
 
 

@@ -22,11 +22,10 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, NotAStore, command
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
-from stratalog.layout.light import is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import Record
 from stratalog.layout.names import is_index_name, offset_of
 from stratalog.layout.queue import BATCH_UNIT, EXTENSION_ADDRESS_BASE, UNIT, fillers, is_extension_address
-from stratalog.layout.record import Layout
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.extension import count_bitmaps
@@ -37,9 +36,8 @@ from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
 from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file
-from stratalog.tools.evidence import written_units
 from stratalog.tools.own_files import QUARANTINE, refuse_links
-from stratalog.tools.unqueued import unqueued
+from stratalog.tools.unqueued import LogRange, forgotten, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -120,9 +118,9 @@ def rebuild(
     `progress` is called as by `stratalog.open`.
 
     A queue whose messages have all gone by retention keeps its old files: they alone know its next offset. Raises
-    `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first (and where the
-    new queues would lead to fewer messages than the old ones), `DiskFull`
-    or `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
+    `StoreLocked` while a broker has the store open, `CorruptData` where the log has to be repaired first (the new
+    queues would lead to fewer messages than the old ones, or files are missing at the log's end), `DiskFull` or
+    `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
     with refusing(f"{root} cannot be rebuilt", "Then run the same command again"):
         check_store(root)
@@ -163,7 +161,7 @@ def rebuild_locked(
                 path=str(root / names.COMMIT_LOG),
             )
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
-        carried = _carry_over(root, staging, disk, settings, only_expired=may_serve_less)
+        carried = _carry_over(root, staging, disk, settings, rebuilt, may_forget=may_serve_less)
         rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count)
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
@@ -271,6 +269,7 @@ def _prepare(root: Path, staging: Path) -> None:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
     disk = Disk()
     disk.create_directory(staging)
+    disk.replace(staging / names.ABORT, b"")  # so that opening looks for a torn record at the end, as `verify` does
     (staging / names.COMMIT_LOG).symlink_to((root / names.COMMIT_LOG).absolute(), target_is_directory=True)
     for name in disk.files(root / names.CONFIG):
         disk.create_directory(staging / names.CONFIG)
@@ -300,31 +299,38 @@ def _build(
 
 
 def _carry_over(
-    root: Path, staging: Path, disk: Disk, settings: StoreSettings, *, only_expired: bool
-) -> list[Path]:  # fmt: skip
-    """Link the files of queues that the log has no message of; returns the directories of their units. With
-    `only_expired`, those that lead to nothing from the log's begin on: a repair knows what the others lead to.
+    root: Path, staging: Path, disk: Disk, settings: StoreSettings, rebuilt: Rebuilt, *, may_forget: bool
+) -> list[Path]:
+    """Link the files of queues whose messages have all gone by retention or stood in damaged ranges: they alone know
+    the next offset. Returns the directories of their units. Raises `CorruptData` for a queue that leads to messages
+    after the log's end, whose offsets would be given again (not with `may_forget`).
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
-    topics = Topics(root, disk)
+    topics, was_clean = Topics(root, disk), was_closed(root, disk)
     begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
-    log_begin = min(begins, default=0)
+    log = LogRange(min(begins, default=0), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
     carried = []
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
             new = staging / tree / topic / str(queue_id)
-            built = staging / names.CONSUME_QUEUE / topic / str(queue_id)
-            if new.exists() or (tree == names.CONSUME_QUEUE_EXT and built.exists()):
+            is_none = is_light(topic) and queue_id != LIGHT_QUEUE_ID
+            if is_none or is_of_other_type(topics, tree, topic, (root, staging), disk):
                 continue
-            if is_of_other_type(topics, tree, topic, (root, staging), disk):
-                continue
-            layout = BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT
-            if only_expired and tree != names.CONSUME_QUEUE_EXT and _leads_into(old, layout, log_begin, disk):
-                continue
-            disk.create_directory(new)
-            _link_files(old, new, queue_file_size(settings, tree), disk)
-            if tree != names.CONSUME_QUEUE_EXT:
-                carried.append(new)
+            if tree == names.CONSUME_QUEUE_EXT:
+                is_kept = staging / names.CONSUME_QUEUE / topic / str(queue_id) in carried
+            else:
+                is_kept, lost_end = forgotten(old, new, BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT, log)
+                if was_clean and lost_end and not may_forget:
+                    raise CorruptData(
+                        f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} leads to a message up to "
+                        f"{lost_end:,}: restore the newest files of {names.COMMIT_LOG}/. To go on without such "
+                        f"messages run {command('repair', root)}, which keeps their queue offsets. Nothing was changed",
+                        path=str(old),
+                    )
+            if is_kept and not new.exists():
+                disk.create_directory(new)
+                _link_files(old, new, queue_file_size(settings, tree), disk)
+                carried += [new] if tree != names.CONSUME_QUEUE_EXT else []
     return carried
 
 
@@ -336,10 +342,6 @@ def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
         else:
             copy_file(old / name, new / name)
             os.truncate(new / name, file_size)
-
-
-def _leads_into(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> bool:
-    return any(bool(np.any(units[1] >= log_begin)) for units in written_units(directory, layout, disk))
 
 
 def _seal_carried(staging: Path, carried: list[Path], disk: Disk, settings: StoreSettings) -> None:

@@ -99,8 +99,7 @@ class Judge:
             is_missed = offset in evidence.claims or not queue.has_units  # its queue had it, or may have had it
             is_of_none = not is_topic(queue.key[0]) or queue.key[1] < 0
             if offset not in mended and (is_ahead or is_missed or is_of_none):
-                self._damages.append(Damage(offset, offset + size, WILD))
-                self._found.outcast_count += 1
+                self._set_aside(offset, size, WILD)
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
         lost = Lost(evidence, self._found.damages, self._heads, self._log_begin)
         self._found.lost, self._found.displaced = lost.by_damage(), lost.displaced
@@ -109,6 +108,17 @@ class Judge:
     def _read(self, offset: int, size: int) -> bytes:
         self._found.scanned_size += size
         return self._read_log(offset, size)
+
+    def _set_aside(self, offset: int, size: int, reason: str) -> None:
+        """Cover a whole record. Its places in light queues are lost with it."""
+        self._damages.append(Damage(offset, offset + size, reason))
+        self._found.outcast_count += 1
+        record = read_record(self._read(offset, size))
+        for name, number in light_places(record.properties, offset)[0] if record else ():
+            queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+            places = np.flatnonzero(queue.offsets == offset).tolist()
+            queue.remove(places)
+            queue.lost_numbers += [(number, number + 1)] * len(places)
 
     # -- whole records -----------------------------------------------------------------------------------------------
 
@@ -222,9 +232,8 @@ class Judge:
         if mend:
             self._proposed[mend.claim.key][offset] = mend
         elif better and is_short:
-            self._damages.append(Damage(offset, offset + size, SHORT_BATCH))
+            self._set_aside(offset, size, SHORT_BATCH)
             self._heads[offset] = better[0]
-            self._found.outcast_count += 1
         return bool(mend or (better and is_short))
 
     def _claims_at(self, offset: int, size: int | None = None) -> list[Claim]:

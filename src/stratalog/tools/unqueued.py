@@ -5,6 +5,7 @@ from such a log serve less than before.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from numpy.typing import NDArray
 
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
-from stratalog.layout.message import HEAD, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
+from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.recovery import Damage
 from stratalog.tools.evidence import QueueKey, written_units
+from stratalog.tools.survey import MISSING_MAX, queue_offset_limit
 from stratalog.tools.verify_files import queue_directories
 
 _SCAN_COUNT = 1 << 14
@@ -70,6 +73,37 @@ def unqueued(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """Log offsets [begin, end) that the log has, and what is damaged in it."""
+
+    begin: int
+    end: int
+    file_size: int
+    damages: Sequence[Damage]
+
+
+def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool, int]:
+    """What a queue knows that the one built from the log does not: whether its units lead to nothing but messages from
+    before the log's begin and from damaged ranges; and the end of the last message after the log's end, 0 if none.
+
+    Units that no store can have written are left out: they were damaged."""
+    is_of_log, lost_end, disk = True, 0, PrivateDisk()
+    for numbers, offsets, sizes, counts, tags_codes in written_units(old, layout, disk):
+        is_inside = (offsets >= log.begin) & (tags_codes != LOST_TAGS_CODE)
+        for damage in log.damages:
+            is_inside &= (offsets < damage.begin) | (offsets >= damage.end)
+        is_of_log &= not bool(is_inside.any())
+        ends, log_ends = numbers + np.maximum(counts, 1), offsets + sizes
+        is_after = is_inside & (offsets >= log.end) & (log_ends <= log.end + MISSING_MAX * log.file_size)
+        is_after &= (sizes >= FIXED_SIZE_V1) & (ends <= queue_offset_limit(log.end))
+        if is_after.any():
+            led = [piece[0] + np.maximum(piece[3], 1) for piece in written_units(new, layout, disk)]
+            is_after &= numbers >= max((int(piece.max(initial=0)) for piece in led), default=0)
+            lost_end = max(lost_end, int(log_ends[is_after].max(initial=0)))
+    return is_of_log, lost_end
+
+
 def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
     if not len(ordered):
         return np.zeros(len(offsets), np.bool_)
@@ -81,8 +115,12 @@ def _displaced(
     old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", *, with_light: bool
 ) -> Iterator[Offsets]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
-    are those that another queue leads to now if it led there before or has the message that follows."""
-    both = [np.intersect1d(old[key][1], new[key][1]) for key in old.keys() & new.keys() if not is_light(key[0])]
+    are those that another queue leads to now if it led there before, at the same queue offset, or has the message that
+    follows."""
+    both = [
+        offsets[_is_at(numbers, offsets, new[key])] for key, (numbers, offsets, _) in old.items()
+        if key in new and not is_light(key[0])
+    ]  # fmt: skip
     followed = [
         offsets[:-1][numbers[1:] == ends[:-1]] for (topic, _), (numbers, offsets, ends) in new.items()
         if not is_light(topic)
@@ -93,6 +131,14 @@ def _displaced(
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
             yield offsets[gone if is_light(key[0]) else gone & ~_is_among(offsets, kept)]
+
+
+def _is_at(numbers: Offsets, offsets: Offsets, now: Led) -> NDArray[np.bool_]:
+    """Whether a queue leads from these queue offsets to these log offsets."""
+    order = np.argsort(now[0], kind="stable")
+    at = order[np.minimum(np.searchsorted(now[0][order], numbers), len(order) - 1)]
+    found: NDArray[np.bool_] = (now[0][at] == numbers) & (now[1][at] == offsets)
+    return found
 
 
 def _is_covered(numbers: Offsets, led: Led) -> NDArray[np.bool_]:
@@ -152,6 +198,7 @@ def _records(
                 flags = file.view[positions[:count, None] + np.arange(HEAD.size)].view(HEAD.dtype)["sys_flag"][:, 0]
                 kind = flags & TRANSACTION_MASK
                 enters = (kind == Transaction.NONE) | (kind == Transaction.COMMIT)
+                enters &= positions[:count] < log_end - base
                 before = np.searchsorted(begins, base + positions[:count], "right") - 1
                 if len(ends):
                     enters &= (before < 0) | (base + positions[:count] >= ends[before])
