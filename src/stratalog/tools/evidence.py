@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Claim:
     queue_offset: int
     size: int
     batch_size: int = 0
+    trust: int = field(default=0, compare=False)
+    """Units of its file that find their message, less those that find another one."""
 
     @property
     def key(self) -> QueueKey:
@@ -278,6 +280,8 @@ class Evidence:
                         files = np.repeat(np.arange(len(pieces)), [len(piece[0]) for piece in pieces])
                         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
+        for claims in self.claims.values():  # a record stands in one queue
+            claims.sort(key=lambda claim: -claim.trust)
         for queue in self.queues.values():
             if queue.has_units and not is_light(queue.key[0]):
                 _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self.file_size)
@@ -313,10 +317,11 @@ class Evidence:
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees, is_other))
         believed = ~agrees & (other <= np.maximum(agreeing, 1))[files]
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
-        for number, offset, size, count in zip(
-            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts)), strict=True
+        trust = (agreeing - other)[files]
+        for number, offset, *rest in zip(
+            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts, trust)), strict=True
         ):
-            claims[offset].append(Claim(*queue.key, number, size, count))
+            claims[offset].append(Claim(*queue.key, number, *rest))
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a whole record stands there or behind in the same log file: it was not cut before."""

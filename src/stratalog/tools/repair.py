@@ -147,11 +147,10 @@ def _remove(root: Path, path: Path, disk: Disk) -> None:
 
 
 def _give_size(path: Path, action: Action, disk: Disk) -> None:
-    if path.exists() and path.stat().st_size:
+    if path.exists():  # it stays there, even if it is empty: the first file says where the log begins
         unshare(path)
         os.truncate(path, action.position + action.size)
     else:
-        path.unlink(missing_ok=True)
         disk.create_sparse(path, action.size)
     disk.sync_directory(path.parent)
 
