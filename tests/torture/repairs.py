@@ -66,6 +66,8 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
     unknown = None if is_mixed else oracle.check(root, plan)  # no queue is left to tell which file is right
     again = plan_repair(root, settings=GIVEN)
     assert not again.actions, again.actions[:2]
+    kept, left = (plan.whole_count, plan.message_count), (again.whole_count, again.message_count)
+    assert kept == left, f"{kept} records and messages reported as kept, {left} are there"
     counts["messages lost"] += plan.lost_count
     counts["records restored"] += plan.mended_count
     counts["stores with messages that nothing names"] += unknown is not None

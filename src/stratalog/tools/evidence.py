@@ -201,6 +201,11 @@ class Evidence:
             found = self.queues[topic, queue_id] = QueueEvidence((topic, queue_id), is_batch=is_batch)
         return found
 
+    @property
+    def repaired_count(self) -> int:
+        """Records that earlier repairs made."""
+        return len(self._repaired)
+
     def is_known(self, key: QueueKey) -> bool:
         """Whether a queue has records that can be read, or units."""
         found = self.queues.get(key)
@@ -284,14 +289,14 @@ class Evidence:
             claims.sort(key=lambda claim: -claim.trust)
         for queue in self.queues.values():
             if queue.has_units and not is_light(queue.key[0]):
-                _count_files(self.queued_in, queue.offsets[~self._is_repaired(queue.offsets)], self.file_size)
+                _count_files(self.queued_in, queue.offsets[~self.is_repaired(queue.offsets)], self.file_size)
 
     def _compare(
         self, queue: QueueEvidence, log_begin: int, files: NDArray[np.int64], numbers: NDArray[np.int64],
         offsets: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64],
         tags_codes: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        is_lost = (tags_codes == LOST_TAGS_CODE) | self._is_repaired(offsets)
+        is_lost = (tags_codes == LOST_TAGS_CODE) | self.is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
         queue.units_end = int(ends.max(initial=0))
         queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
@@ -331,7 +336,7 @@ class Evidence:
         is_followed[is_followed] = following // self.file_size == offsets[is_followed] // self.file_size
         return is_followed
 
-    def _is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether units lead to what a repair made. Where it did not come to build the queues again they still lead to
         what stood there before, and say only which queue offsets were given."""
         begins, ends = np.array(self._repaired, np.int64).reshape(-1, 2).T

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
-from stratalog.kernels.scan import ScanStatus
+from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
-from stratalog.layout.message import BLANK, Record, decode_record
+from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
@@ -54,7 +54,7 @@ from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_lost import Judge
-from stratalog.tools.survey import CUT, WILD, DamageJoin, survey_log
+from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
 from stratalog.tools.verify_files import is_under_repair, queue_directories
 from stratalog.tools.verify_report import VerifyReport
@@ -73,7 +73,7 @@ class RepairPlan:
     report: VerifyReport
     actions: list[Action] = field(default_factory=list)
     whole_count: int = 0
-    """Records that are kept, restored ones among them."""
+    """Records that are kept, restored ones among them; what earlier repairs made is no message, here and below."""
     message_count: int = 0
     """Messages in queues that are kept, those of a batch counted one by one."""
     mended_count: int = 0
@@ -127,7 +127,9 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     if report.damages or report.torn_size or not report.clean or not report.ok:
         _LogPlan(plan).make()
     else:
-        plan.message_count, plan.gone_count = _queued(root, report.log_begin, disk)
+        repaired = _made_by_repairs(root, disk)
+        plan.whole_count -= len(repaired)
+        plan.message_count, plan.gone_count = _queued(root, report.log_begin, repaired, disk)
     of_log = [action for action in actions if action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG)]
     plan.actions = [
         *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
@@ -140,16 +142,34 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     return plan
 
 
-def _queued(root: Path, log_begin: int, disk: PrivateDisk) -> tuple[int, int]:
-    """Messages that the queues of a whole store lead to, and those that were before its log."""
+def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> tuple[int, int]:
+    """Messages that the queues of a whole store lead to, and those that were before its log. `repaired` are the log
+    offsets of records that repairs made."""
     kept = gone = 0
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, _, directory in queue_directories(root, tree, disk):
             for _, offsets, _, counts, tags_codes in () if is_light(topic) else written_units(directory, layout, disk):
-                counts = np.maximum(counts, 1)[tags_codes != LOST_TAGS_CODE]
-                is_gone = offsets[tags_codes != LOST_TAGS_CODE] < log_begin
+                is_message = (tags_codes != LOST_TAGS_CODE) & ~np.isin(offsets, repaired)
+                counts, is_gone = np.maximum(counts, 1)[is_message], offsets[is_message] < log_begin
                 gone, kept = gone + int(counts[is_gone].sum()), kept + int(counts[~is_gone].sum())
     return kept, gone
+
+
+def _made_by_repairs(root: Path, disk: PrivateDisk) -> NDArray[np.int64]:
+    """Log offsets of the records of a whole log that repairs made."""
+    positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
+    found = [np.empty(0, np.int64)]
+    for name, size in disk.files(root / COMMIT_LOG).items():
+        base = offset_of(name)
+        if base is None or not size:
+            continue
+        file, position, status = disk.map(root / COMMIT_LOG / name), 0, int(ScanStatus.FULL)
+        while status == ScanStatus.FULL:
+            count, position, status = scan(file.address, position, size, base, TRUST, positions, sizes)
+            flags = file.view[positions[:count, None] + np.arange(HEAD.size)].view(HEAD.dtype)["flag"][:, 0]
+            found.append(base + positions[:count][flags == LOST_FLAG])
+        file.close()
+    return np.concatenate(found)
 
 
 def _no_record(plan: RepairPlan) -> CorruptData:
@@ -222,11 +242,13 @@ class _LogPlan:
         for mend in found.mends:
             self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
         plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count
+        plan.whole_count -= evidence.repaired_count
         plan.mended_count = len(found.mends)
         plan.gone_count = evidence.gone_count
         plan.message_count = sum(
-            int((queue.ends - queue.numbers).sum()) for key, queue in evidence.queues.items() if not is_light(key[0])
-        )
+            int((queue.ends - queue.numbers)[~evidence.is_repaired(queue.offsets)].sum())
+            for key, queue in evidence.queues.items() if not is_light(key[0])
+        )  # fmt: skip
         for damage in found.damages:
             lost = sorted(found.lost[damage])
             plan.unplaced_count += damage.reason == WILD and not lost
@@ -343,13 +365,15 @@ class _LogPlan:
     def _give_up(self, offset: int, size: int) -> list[LostMessage]:
         """The record beside a range that is too small to be covered alone: it is covered, too."""
         record = self._record_at(offset, size)
-        self._plan.whole_count -= 1
+        is_repaired = record.flag == LOST_FLAG  # its message was lost before
+        self._plan.whole_count -= not is_repaired
         if not enters_queue(record.sys_flag):
             return []
         claim = claim_of(record)
         message = LostMessage(claim.topic, claim.queue_id, claim.queue_offset, claim.batch_size)
-        self._plan.lost.append(message)
-        self._plan.message_count = self._plan.message_count - message.message_count
+        if not is_repaired:
+            self._plan.lost.append(message)
+            self._plan.message_count = self._plan.message_count - message.message_count
         return [message]
 
     def _covering(
