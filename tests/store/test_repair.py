@@ -2,6 +2,7 @@
 has changed."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -18,7 +19,7 @@ import stratalog
 from golden.cases import golden_case
 from store.model import scratch_folder
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
+from stratalog.errors import ConfigurationError, CorruptData, DiskFull, StoreLocked
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, MAGIC_BLANK, decode_record
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
@@ -573,3 +574,54 @@ def test_a_blank_mark_in_front_of_whole_records_is_damage_to_verify_and_to_rebui
     with stratalog.open(root, mode="r", **SETTINGS) as store:
         served = {message.commit_log_offset for key in QUEUES for message in store.queue(*key).read()}
     assert served == {record.commit_log_offset for record in pristine.records} - {at}
+
+
+def test_an_empty_first_log_file_stays_if_the_repair_is_stopped(
+    pristine: Pristine, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = pristine.copy(scratch / "empty")
+    files(root)[0].write_bytes(b"")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    planned = plan_repair(root, settings=GIVEN)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "truncate", full)
+        with pytest.raises(DiskFull):
+            repair(planned)
+    plan = mend(root)
+    assert plan.lost == planned.lost
+    assert (plan.message_count, plan.gone_count) == (planned.message_count, 0)
+
+
+def test_placeholders_of_an_earlier_repair_are_not_counted(pristine: Pristine, scratch: Path) -> None:
+    root = pristine.copy(scratch / "counted")
+    for hit in (pristine.records[5], pristine.records[50]):
+        at = hit.commit_log_offset
+        change(root / "commitlog" / f"{at - at % FILE_SIZE:020d}", at % FILE_SIZE, bytes(len(hit.data)))
+        kept = len(whole_offsets(root, pristine.records))
+        for plan in (mend(root), plan_repair(root, settings=GIVEN)):
+            assert (plan.whole_count, plan.message_count) == (kept, kept)
+
+
+def test_units_of_a_replaced_queue_file_take_no_place_from_the_messages_they_are_of(scratch: Path) -> None:
+    root = scratch / "replaced"
+    with stratalog.open(root, **SETTINGS) as store:
+
+        def fill(base: int) -> None:
+            while store.log.end_offset < base:
+                store.put("filler", b"x" * 900)
+
+        for _ in range(20):
+            store.put("bills", b"")
+            store.put("orders", b"")
+        store.put("orders", b"20")
+        fill(FILE_SIZE)
+        given = [(topic, store.put(topic, b"lost").queue_offset) for topic in ("bills", "bills", "bills", "orders")]
+        fill(2 * FILE_SIZE)
+        store.put("bills", b"last")
+    shutil.copyfile(root / "consumequeue/orders/0" / f"{400:020d}", root / "consumequeue/bills/0" / f"{400:020d}")
+    files(root)[1].unlink()
+    plan = mend(root)
+    assert {(m.topic, m.queue_offset) for m in plan.lost if m.topic != "filler"} == set(given)

@@ -16,6 +16,8 @@ class SysFlag(IntFlag):
 
 TRANSACTION_MASK = 0xC
 COMPRESSION_MASK = 0x700
+KNOWN_MASK = 0x7FF
+"""Every bit that a release of RocketMQ gives a meaning to."""
 HOSTS_MASK = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 

@@ -35,7 +35,7 @@ from stratalog.layout.message import (
 from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
-from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, Transaction, enters_queue
+from stratalog.layout.sysflag import HOSTS_MASK, KNOWN_MASK, SysFlag, Transaction, enters_queue
 from stratalog.tools.evidence import Claim, read_record
 from stratalog.tools.survey import queue_offset_limit
 
@@ -229,6 +229,8 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         return record_crc_holds(found)
     if CRC_LEAD in properties or _is_elsewhere(changed | behind):
         return False
+    if "sys_flag" in changed and layout.unpack(found).sys_flag & ~KNOWN_MASK:
+        return False  # more of it is wrong than what was changed
     if not claim and "commit_log_offset" in changed:
         return False  # no unit says that a record stood here
     is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
