@@ -50,8 +50,8 @@ class Claim:
     queue_offset: int
     size: int
     batch_size: int = 0
-    trust: int = field(default=0, compare=False)
-    """Units of its file that find their message, less those that find another one."""
+    trust: tuple[int, int] = field(default=(0, 0), compare=False)
+    """Units that find their message, less those that find another one, in its file and in its queue."""
 
     @property
     def key(self) -> QueueKey:
@@ -286,7 +286,7 @@ class Evidence:
                         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
         for claims in self.claims.values():  # a record stands in one queue
-            claims.sort(key=lambda claim: -claim.trust)
+            claims.sort(key=lambda claim: claim.trust, reverse=True)
         for queue in self.queues.values():
             if queue.has_units and not is_light(queue.key[0]):
                 _count_files(self.queued_in, queue.offsets[~self.is_repaired(queue.offsets)], self.file_size)
@@ -316,17 +316,20 @@ class Evidence:
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees], self.file_size)
-        # A file that leads to other records more often than to its own is another queue's.
+        # A file that leads to other records more often than to its own is another queue's; so is a queue that finds
+        # none of its messages.
         is_other = ~agrees & np.isin(offsets, self._offsets)
         file_count = int(files.max(initial=0)) + 1
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees, is_other))
         believed = ~agrees & (other <= np.maximum(agreeing, 1))[files]
+        believed &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
-        trust = (agreeing - other)[files]
-        for number, offset, *rest in zip(
-            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts, trust)), strict=True
+        trust = agreeing - other
+        for number, offset, size, count, file in zip(
+            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts, files)), strict=True
         ):
-            claims[offset].append(Claim(*queue.key, number, *rest))
+            claim = Claim(*queue.key, number, size, count, (int(trust[file]), int(trust.sum())))
+            claims[offset].append(claim)
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a whole record stands there or behind in the same log file: it was not cut before."""

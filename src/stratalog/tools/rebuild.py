@@ -36,6 +36,7 @@ from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
 from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file
+from stratalog.tools.evidence import written_units
 from stratalog.tools.own_files import QUARANTINE, refuse_links
 from stratalog.tools.unqueued import LogRange, forgotten, unqueued
 from stratalog.tools.verify_files import (
@@ -176,9 +177,10 @@ def _refuse_to_empty(root: Path, disk: Disk) -> None:
     starts = [start for name in disk.files(root / names.COMMIT_LOG) if (start := offset_of(name)) is not None]
     trees = (names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)
     if any(
-        _leads_into(directory, layout, min(starts, default=0), disk)
+        bool(np.any(units[1] >= min(starts, default=0)))
         for tree, layout in trees
         for *_, directory in queue_directories(root, tree, disk)
+        for units in written_units(directory, layout, disk)
     ):
         raise CorruptData(
             "not one whole record is in the log, and queues lead to some: restore it from a copy. Nothing was changed",
