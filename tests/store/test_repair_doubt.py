@@ -283,15 +283,16 @@ def test_what_a_repair_put_for_a_lost_message_is_passed_over(
         assert page(4, 4) == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(("stored", "is_restored"), [(0x30, True), (0x1E9BBAB0, False)])
+@pytest.mark.parametrize(("stored", "is_restored"), [(0x30, True), (0x1E9BBAB0, False), (0x15AACB, False)])
 def test_flags_that_no_release_knows_are_not_restored(tmp_path: Path, stored: int, is_restored: bool) -> None:
-    """Hosts of another length than the record has: the bits that say so can be mended, garbage cannot."""
+    """Hosts of another length than the record has, and a wrong log offset: those bits can be mended, garbage cannot."""
     root = tmp_path / "store"
     with opened(root) as store:
         receipts = [store.put("orders", b"%d" % number * 20) for number in range(3)]
     put = served(root)
     at = receipts[1].commit_log_offset + HEAD.position("sys_flag")
     change(log_path(root), at, stored.to_bytes(4))
+    change(log_path(root), at - 1, b"\x7f")  # its log offset
     plan = plan_repair(root)
     assert (plan.mended_count, plan.lost_count) == (int(is_restored), int(not is_restored))
     assert repair(plan).ok

@@ -229,8 +229,8 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         return record_crc_holds(found)
     if CRC_LEAD in properties or _is_elsewhere(changed | behind):
         return False
-    if "sys_flag" in changed and layout.unpack(found).sys_flag & ~KNOWN_MASK:
-        return False  # more of it is wrong than what was changed
+    if layout.unpack(found).sys_flag & ~KNOWN_MASK:
+        return False  # garbage: nobody knows which of the other bits are right
     if not claim and "commit_log_offset" in changed:
         return False  # no unit says that a record stood here
     is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
