@@ -256,6 +256,10 @@ class BatchQueue:
         """Log offset behind the start of the newest unit's record: records before have their units."""
         return int(self._unit(self._end - 1).commit_log_offset) + 1 if self._end > self._first else 0
 
+    def newest(self) -> Any:
+        """Fields of the last unit, None when there is none."""
+        return self._unit(self._end - 1) if self._end > self._first else None
+
     def append(self, units: bytes) -> None:
         """Write units behind the end."""
         self._files.write(self._end * _SIZE, units)
@@ -265,15 +269,12 @@ class BatchQueue:
     def skip_to(self, queue_offset: int, place: tuple[int, int]) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
         record before, or to `place`, as those of a `ConsumeQueue`."""
-        store_timestamp = 0
-        if self._end > self._first:
-            *place, _, store_timestamp = self._unit(self._end - 1)[:4]
-        else:
+        last = self.newest()
+        if last is None:
             self.end_offset = max(self.end_offset, queue_offset - 1)
-        while self.end_offset < queue_offset:
-            count = min(queue_offset - self.end_offset, BATCH_SIZE_MAX)
-            fields = *place, LOST_TAGS_CODE, store_timestamp, self.end_offset, count, BATCH_COMPACTED_OFFSET, 0
-            self.append(BATCH_UNIT.pack(*fields))
+            last = BATCH_UNIT.record(*place, 0, 0, self.end_offset, 0, BATCH_COMPACTED_OFFSET, 0)
+        if units := lost_units(last, queue_offset):
+            self.append(units)
 
     def truncate(self, commit_log_offset: int) -> None:
         """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
@@ -319,6 +320,17 @@ class BatchQueue:
         """First queue offset and fields of the last `count` units, newest first."""
         units = [self._unit(number) for number in range(self._end - 1, max(self._first, self._end - count) - 1, -1)]
         return [(unit.base_offset, tuple(unit)) for unit in units]
+
+
+def lost_units(last: Any, queue_offset: int) -> bytes:
+    """Units for the offsets between a unit and `queue_offset`, whose messages were lost: they lead to its record."""
+    units, end = bytearray(), last.base_offset + last.batch_size
+    while end < queue_offset:
+        count = min(queue_offset - end, BATCH_SIZE_MAX)
+        place = last.commit_log_offset, last.size, LOST_TAGS_CODE, last.store_timestamp
+        units += BATCH_UNIT.pack(*place, end, count, BATCH_COMPACTED_OFFSET, 0)
+        end += count
+    return bytes(units)
 
 
 def _size_of(message: Message) -> int:

@@ -24,7 +24,7 @@ from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
-from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.batch_queue import BatchQueue, lost_units
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
@@ -285,12 +285,10 @@ class Dispatcher:
             return
         assert isinstance(queue, BatchQueue)
         waiting = self._waiting.setdefault(row, bytearray())
-        end, newest = queue.end_offset, queue.next_commit_log_offset
-        if waiting:
-            last = BATCH_UNIT.unpack(waiting, len(waiting) - BATCH_UNIT.size)
-            end, newest = last.base_offset + last.batch_size, last.commit_log_offset
+        last = BATCH_UNIT.unpack(waiting, len(waiting) - BATCH_UNIT.size) if waiting else queue.newest()
+        end, newest = (last.base_offset + last.batch_size, last.commit_log_offset) if last else (queue.end_offset, 0)
         ahead = message.queue_offset - end
-        if ahead < 0 or (newest and not may_be_lost(ahead, offset - newest)):
+        if ahead < 0 or (last and not may_be_lost(ahead, offset - newest)):
             self._note(
                 f"log offset {offset:,}: offset {message.queue_offset:,} in {queue.topic}/{queue.queue_id} cannot be, "
                 f"the queue ends at {end:,}; the record is not in that queue"
@@ -299,6 +297,8 @@ class Dispatcher:
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it counts as one message")
+        if last:
+            waiting += lost_units(last, message.queue_offset)
         waiting += BATCH_UNIT.struct.pack(
             offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
             message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,

@@ -88,8 +88,9 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     before the log's begin and from damaged ranges; and the end of the last message after the log's end, 0 if none.
 
     Units that no store can have written are left out: they were damaged."""
-    is_of_log, lost_end, disk = True, 0, PrivateDisk()
+    is_of_log, has_units, lost_end, disk = True, False, 0, PrivateDisk()
     for numbers, offsets, sizes, counts, tags_codes in written_units(old, layout, disk):
+        has_units |= bool(len(offsets))
         is_inside = (offsets >= log.begin) & (tags_codes != LOST_TAGS_CODE)
         for damage in log.damages:
             is_inside &= (offsets < damage.begin) | (offsets >= damage.end)
@@ -101,7 +102,7 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
             led = [piece[0] + np.maximum(piece[3], 1) for piece in written_units(new, layout, disk)]
             is_after &= numbers >= max((int(piece.max(initial=0)) for piece in led), default=0)
             lost_end = max(lost_end, int(log_ends[is_after].max(initial=0)))
-    return is_of_log, lost_end
+    return has_units and is_of_log, lost_end
 
 
 def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:

@@ -140,8 +140,8 @@ class SpecialQueues:
             self._check_run(name, queue, stored, places)
 
     def _check_run(self, name: str, queue: _Expected, stored: Units, places: Any) -> None:
-        """A batch queue's units follow each other without a hole, and lost messages are those between their neighbours:
-        nothing else says where they are."""
+        """A batch queue's units follow each other without a hole, in the file and in the queue, and lost messages are
+        those between their neighbours: nothing else says where they are."""
         written = np.flatnonzero(stored["size"])
         for at in np.flatnonzero(stored["size"][: written[-1] if written.size else 0] == 0).tolist():
             self._add(queue, places[at], f"a unit of queue {name}, as further units follow", "zeros")
@@ -153,6 +153,9 @@ class SpecialQueues:
             self._add(
                 queue, places[at], f"offsets of lost messages in queue {name} between its neighbours'", str(stored[at])
             )
+        for at in np.flatnonzero(begins[1:] > ends[:-1]).tolist():
+            what = f"a unit of queue {name} for offsets {ends[at]:,} to {begins[at + 1] - 1:,}"
+            self._add(queue, places[written[at + 1]], what, f"that of offset {begins[at + 1]:,}")
 
     def _stored(self, queue: _Expected) -> tuple[Units, Any]:
         """All units in the files, and where each stands in the queue (bytes)."""
