@@ -297,6 +297,16 @@ class Inflict:
         self._change_log(put.offset + at, stored)
         return f"{name} of the record at {put.offset} := {int.from_bytes(stored)}"
 
+    def flag(self) -> str:
+        """One of the two flags of a batch, in a record of any kind."""
+        put, bit = (
+            self.chance.choice(self.original.puts),
+            self.chance.choice((SysFlag.NEED_UNWRAP, SysFlag.INNER_BATCH)),
+        )
+        at = HEADS[0].position("sys_flag") + 3
+        self._change_log(put.offset + at, bytes([put.data[at] ^ bit]))
+        return f"{bit!r} of the record at {put.offset}"
+
     def property(self) -> str:
         """A bit of a property that the store itself reads: its name, a separator, or its value."""
         for put in self.chance.sample(self.original.puts, len(self.original.puts)):
@@ -452,7 +462,7 @@ def inflict(original: Original, root: Path, chance: random.Random, other: Origin
         damage.field, damage.field, damage.field, damage.field, damage.zeros, damage.doubled, damage.swapped,
         damage.torn, damage.cut, damage.longer, damage.removed, damage.empty, damage.foreign, damage.odd,
         damage.moved, damage.moved, damage.blank, damage.old_block, damage.place, damage.place,
-        damage.property, damage.property,
+        damage.property, damage.property, damage.flag,
     ]  # fmt: skip
     others: list[Callable[[], str]] = [
         damage.queue,

@@ -109,10 +109,10 @@ def test_a_batch_cannot_unfold_into_more_messages_than_a_unit_covers(tmp_path: P
     root = bomb(tmp_path)
     with stratalog.open(root, **SETTINGS | {"mapped_file_size_commit_log": 1 << 20}) as store:
         tracemalloc.start()
-        messages = list(store.queue("batch").read(count=20))
+        with pytest.raises(CorruptData, match="more than"):
+            list(store.queue("batch").read(count=20))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert len(messages) <= 20
     assert peak < 100 << 20
     whole = encode_batch_body([BatchEntry(b"")] * BATCH_SIZE_MAX)
     assert len(decode_batch_body(whole)) == BATCH_SIZE_MAX

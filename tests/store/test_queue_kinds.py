@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import stratalog
 from store.model import QUIET, SMALL, Clock, scratch_folder
-from stratalog.errors import ConfigurationError, DiskFull, IllegalMessage
+from stratalog.errors import ConfigurationError, CorruptData, DiskFull, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, BatchEntry, encode_batch_body
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET
 from stratalog.layout.message import Record
@@ -278,7 +278,7 @@ def test_a_stored_record_that_cannot_be_dispatched_stands_in_its_own_queue_and_s
 
 
 @pytest.mark.parametrize("properties", [{INNER_NUM: "2", INNER_BASE: "7"}, {INNER_NUM: "x", INNER_BASE: "1"}, {}])
-def test_a_stored_batch_that_contradicts_itself_counts_as_one_message(
+def test_a_stored_batch_that_contradicts_itself_is_named_and_not_served(
     properties: dict[str, str], tmp_path: Path
 ) -> None:
 
@@ -292,8 +292,13 @@ def test_a_stored_batch_that_contradicts_itself_counts_as_one_message(
         else:
             queue.put(TWO)
         queue.put(b"after")
-        assert [message.queue_offset for message in queue.read()] == [0, 1, 2]
-        assert bool(store.recovery.notes) == bool(properties)
+        if not properties:
+            assert [message.queue_offset for message in queue.read()] == [0, 1, 2]
+            return
+        with pytest.raises(CorruptData, match="INNER_") as caught:
+            list(queue.read())
+        assert [message.body for message in queue.read(caught.value.next_offset)] == [b"after"]
+        assert store.recovery.notes
 
 
 def put_unchecked(store: MessageStore, properties: dict[str, str]) -> None:
@@ -301,7 +306,7 @@ def put_unchecked(store: MessageStore, properties: dict[str, str]) -> None:
     queue = store.queue("batches")
     text = encode_properties(properties)
     write(store, Record(b"batches", TWO, text, sys_flag=INNER_FLAGS, queue_offset=queue.next_offset))
-    store.log.commit(store.log.end_offset, queue.advanced(1))
+    store.log.commit(store.log.end_offset, queue.advanced(2 if properties[INNER_NUM] == "2" else 1))
 
 
 def write(store: MessageStore, record: Record) -> None:

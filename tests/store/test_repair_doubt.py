@@ -12,11 +12,14 @@ import stratalog
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
 from stratalog.layout.queue import BATCH_UNIT
+from stratalog.layout.sysflag import SysFlag
 from stratalog.store.message_store import MessageStore
 from stratalog.store.record_put import Receipt
+from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_fill import LOST_FLAG
 from stratalog.tools.repair_plan import RepairPlan, plan_repair
+from stratalog.tools.verify import verify
 
 Key = tuple[str, int, int]
 RECORD_SIZE = 128
@@ -208,6 +211,85 @@ def test_a_bit_in_a_property_that_the_store_reads_costs_no_message(
             assert mended(root, put).lost_count == 0, (number, data[at])
             assert served(root) == put
             shutil.rmtree(root)
+
+
+def turn_flag(root: Path, commit_log_offset: int, bit: int) -> None:
+    at = commit_log_offset + HEAD.position("sys_flag") + 3
+    change(log_path(root), at, bytes([log_path(root).read_bytes()[at] ^ bit]))
+
+
+@pytest.mark.parametrize("bit", [SysFlag.NEED_UNWRAP, SysFlag.INNER_BATCH, SysFlag.COMPRESSED])
+@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize("with_units", [True, False])
+def test_a_bit_in_the_flags_of_a_batch_hides_it_as_a_whole_and_costs_no_message(
+    bit: int, number: int, with_units: bool, tmp_path: Path
+) -> None:
+    receipts = batches(tmp_path)
+    put, place = served(tmp_path), 3 * number
+    turn_flag(tmp_path, receipts[number].commit_log_offset, bit)
+    if not with_units:
+        shutil.rmtree(tmp_path / "batchconsumequeue" / "batches" / "0")
+    for act in (rebuild, None):
+        if with_units:
+            with opened(tmp_path, "r") as store:
+                assert list(store.query("batches", key=f"u{number}")) == []
+                with pytest.raises(CorruptData) as caught:
+                    list(store.queue("batches", 0).read(place))
+            assert caught.value.next_offset == place + 3
+            assert {key[2] for key in put.keys() - served(tmp_path).keys()} == {place, place + 1, place + 2}
+        (problem,) = [problem for problem in verify(tmp_path).problems if problem.part == "log"]
+        assert "contradicts itself" in problem.found
+        assert "repair" in problem.next_step
+        if act:
+            act(tmp_path)
+    plan = mended(tmp_path, put)
+    assert (plan.lost, plan.mended_count) == ([], 1)
+    assert served(tmp_path) == put
+
+
+def test_a_batch_that_nobody_can_take_apart_is_reported_lost(tmp_path: Path) -> None:
+    receipts = batches(tmp_path)
+    put = served(tmp_path)
+    turn_flag(tmp_path, receipts[2].commit_log_offset, SysFlag.INNER_BATCH)
+    turn_flag(tmp_path, receipts[2].commit_log_offset, SysFlag.COMPRESSED)
+    plan = mended(tmp_path, put)
+    assert [(lost.queue_offset, lost.message_count) for lost in plan.lost] == [(6, 3)]
+    assert served(tmp_path) == {key: body for key, body in put.items() if key[2] not in (6, 7, 8)}
+
+
+def test_one_message_with_the_flag_of_a_batch_is_one_message_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.create_topic("batches", queues=1, queue_type="BatchCQ")
+        receipts = [store.put("batches", b"%d" % number, queue_id=0) for number in range(4)]
+    put = served(tmp_path)
+    turn_flag(tmp_path, receipts[2].commit_log_offset, SysFlag.INNER_BATCH)
+    assert sorted(put.keys() - served(tmp_path).keys()) == [("batches", 0, 2)]
+    assert mended(tmp_path, put).lost == []
+    assert served(tmp_path) == put
+
+
+def test_rebuild_refuses_a_batch_that_would_cover_fewer_messages(tmp_path: Path) -> None:
+    receipts = batches(tmp_path)
+    put, data = served(tmp_path), log_path(tmp_path).read_bytes()
+    at = data.index(b"INNER_NUM\x013", receipts[2].commit_log_offset) + 10
+    change(log_path(tmp_path), at, b"2")
+    with pytest.raises(CorruptData, match="repair"):
+        rebuild(tmp_path)
+    assert mended(tmp_path, put).lost == []
+    assert served(tmp_path) == put
+
+
+def test_a_lost_message_of_a_batch_topic_that_is_too_short_for_a_placeholder_is_stepped_over(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.create_topic("batches", queues=1, queue_type="BatchCQ")
+        receipts = [store.put("batches", b"%d" % number, queue_id=0) for number in range(10)]
+    put, lost = served(tmp_path), receipts[4]
+    change(log_path(tmp_path), lost.commit_log_offset, bytes(lost.end_offset - lost.commit_log_offset))
+    mended(tmp_path, put)
+    with opened(tmp_path, "r") as store:
+        found = [message.queue_offset for message in store.queue("batches", 0).read()]
+    assert found == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert verify(tmp_path).ok
 
 
 @pytest.mark.parametrize("position", ["commit_log_offset", "base_offset", "both"])

@@ -93,15 +93,18 @@ def inner_count(properties: bytes) -> int:
 def batch_size_of(sys_flag: int, properties: bytes, queue_offset: int) -> tuple[int, str]:
     """How many queue offsets a stored record of a batch topic takes, and in words what contradicts itself in it.
 
-    A record in which flag, INNER_NUM and INNER_BASE do not agree counts as one message.
+    As in RocketMQ INNER_NUM says how many. A record without a count that can be takes one.
     """
-    if not sys_flag & SysFlag.INNER_BATCH:
-        has_num = INNER_NUM.encode() in properties and find_property(properties, INNER_NUM.encode()) is not None
-        return 1, f"{INNER_NUM} without the flag of an inner batch" if has_num else ""
-    base = find_property(properties, INNER_BASE.encode())
-    if base != str(queue_offset):
-        return 1, f"{INNER_BASE}={(base or '')[:80]!r} at queue offset {queue_offset:,}"
+    is_batch = INNER_NUM.encode() in properties and find_property(properties, INNER_NUM.encode()) is not None
+    if not is_batch and not sys_flag & SysFlag.INNER_BATCH:
+        return 1, ""
     try:
-        return inner_count(properties), ""
+        count = inner_count(properties)
     except IllegalMessage as problem:
         return 1, str(problem)
+    base = find_property(properties, INNER_BASE.encode())
+    if base != str(queue_offset):
+        return count, f"{INNER_BASE}={(base or '')[:80]!r} at queue offset {queue_offset:,}"
+    if sys_flag & INNER_FLAGS != INNER_FLAGS:
+        return count, f"{INNER_NUM}={count} without both flags of an inner batch ({INNER_FLAGS:#x}) in {sys_flag:#x}"
+    return count, ""

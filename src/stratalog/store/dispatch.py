@@ -296,7 +296,7 @@ class Dispatcher:
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
-            self._note(f"log offset {offset:,}: {problem}; it counts as one message")
+            self._note(f"log offset {offset:,}: {problem}; it is not served")
         if last:
             waiting += lost_units(last, message.queue_offset)
         waiting += BATCH_UNIT.struct.pack(

@@ -387,10 +387,12 @@ class Queue(Uncopied):
         lists_of = light_messages if is_light(self.topic) else plain_messages
         return chain.from_iterable(read_queue(self, known, start, left, follow=follow, lists_of=lists_of))
 
-    def not_there(self, queue_offset: int, commit_log_offset: int, *, next_offset: int = -1) -> CorruptData:
+    def not_there(
+        self, queue_offset: int, commit_log_offset: int, *, next_offset: int = -1, words: str = ""
+    ) -> CorruptData:
         """The error of a unit that leads to no record of its queue; reading goes on at `next_offset`, by default the
-        one after."""
-        return not_there(self, queue_offset, commit_log_offset, next_offset)
+        one after. `words` say what is wrong with a record that is whole."""
+        return not_there(self, queue_offset, commit_log_offset, next_offset, words)
 
     def read_arrow(
         self, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None

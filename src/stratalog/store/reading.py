@@ -185,7 +185,9 @@ def _probe(queue: "Queue", units: bytes, number: int, start: int) -> list[Messag
     return messages
 
 
-def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int, next_offset: int = -1) -> CorruptData:
+def not_there(
+    queue: "Queue", queue_offset: int, commit_log_offset: int, next_offset: int = -1, words: str = ""
+) -> CorruptData:
     """The error of a unit that leads to no whole record of its queue."""
     log = queue.store.log
     next_offset = max(next_offset, queue_offset + 1)
@@ -204,7 +206,8 @@ def not_there(queue: "Queue", queue_offset: int, commit_log_offset: int, next_of
             path=str(log.directory), position=commit_log_offset, next_offset=next_offset,
         )  # fmt: skip
     return CorruptData(
-        f"{what} points to a record that is not there or damaged: {_damage(file, position, commit_log_offset)}. "
+        f"{what} points to a record that is not there or damaged: "
+        f"{words or _damage(file, position, commit_log_offset)}. "
         f"The message is not served; {advice}",
         path=str(file.path), position=position, next_offset=next_offset,
     )  # fmt: skip

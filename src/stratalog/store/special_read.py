@@ -8,33 +8,51 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_FLAGS, decode_batch_body
+from stratalog.layout.batch import INNER_FLAGS, INNER_NUM, BatchEntry, batch_size_of, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
-from stratalog.layout.message import crc_of
+from stratalog.layout.message import LOST_FLAG, crc_of
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
 from stratalog.store.batch_queue import BatchQueue, BatchSpan
-from stratalog.store.message import Message, is_placeholder
+from stratalog.store.message import Message, decompress, is_placeholder
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
 
 _FOLLOW_PAUSE_S = 0.005
+_BODY_SIZE_MAX = 1 << 26
 _WRAPPING_FLAGS = int(SysFlag.COMPRESSED) | COMPRESSION_MASK | INNER_FLAGS
 
 
+def entries_of(sys_flag: int, properties: bytes, queue_offset: int, body: bytes) -> list[BatchEntry] | None:
+    """The messages in a record of a batch topic; None where it is one message. Raises `CorruptData` where flags,
+    INNER_NUM, INNER_BASE and body do not agree."""
+    size, problem = batch_size_of(sys_flag, properties, queue_offset)
+    if problem:
+        raise CorruptData(problem)
+    if sys_flag & INNER_FLAGS != INNER_FLAGS:
+        return None
+    try:
+        plain = decompress(body, sys_flag, size_max=_BODY_SIZE_MAX) if sys_flag & SysFlag.COMPRESSED else body
+    except IllegalMessage as error:
+        raise CorruptData(f"its batch cannot be decompressed: {error}") from None
+    entries = decode_batch_body(plain)
+    if len(entries) != size:
+        raise CorruptData(f"{INNER_NUM} is {size:,}, its body holds {len(entries):,} messages")
+    return entries
+
+
 def unwrapped(message: Message) -> list[Message]:
-    """The messages in an inner batch, as a client sees them; a message that is none, or cannot be taken apart, is
-    returned as it is.
+    """The messages in a record of a batch topic, as a client sees them; none where it stands for lost ones. Raises
+    `CorruptData` for a batch that contradicts itself.
 
     Each has its own queue offset, body, properties and flag; place in the log, hosts and times are the record's. The
     flags that tell of the wrapping are gone: bodies are decompressed.
     """
-    if message.sys_flag & INNER_FLAGS != INNER_FLAGS:
-        return [message]
-    try:
-        entries = decode_batch_body(message.decompressed())
-    except (CorruptData, IllegalMessage):
+    if message.flag == LOST_FLAG and message.sys_flag & INNER_FLAGS == INNER_FLAGS:
+        return []
+    entries = entries_of(message.sys_flag, message.raw_properties, message.queue_offset, message.body)
+    if entries is None:
         return [message]
     return [
         msgspec.structs.replace(
@@ -64,7 +82,12 @@ def batch_messages(queue: "Queue", units: BatchQueue, start: int, left: int, fol
                 following, before = units.following(start)
                 raise queue.not_there(start, units.place(before), next_offset=following)
             spans = units.spans(span.number + 1)
-        for message in unwrapped(span.message)[: span.end - span.begin] if span.message else ():
+        try:
+            members = unwrapped(span.message) if span.message else []
+        except CorruptData as error:
+            following = min(span.end, units.following(start)[0])
+            raise queue.not_there(start, units.place(span.number), next_offset=following, words=str(error)) from None
+        for message in members:
             if left > 0 and message.queue_offset >= start:
                 yield message
                 left -= 1

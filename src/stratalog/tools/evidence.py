@@ -31,6 +31,7 @@ from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.disk import Disk
 from stratalog.store.topics import Topics
+from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
 from stratalog.tools.verify_files import queue_directories
 
@@ -181,6 +182,8 @@ class Evidence:
         """Size by log offset of the records that enter no queue but have a queue offset."""
         self.claims: dict[int, list[Claim]] = defaultdict(list)
         self.light_claims: dict[int, list[Claim]] = defaultdict(list)
+        self.contradicting: set[int] = set()
+        """Log offsets of the records of batch topics that contradict themselves."""
         self.gone_count = 0
         """Units of messages before the log's first file."""
         self.led_to: Counter[int] = Counter()
@@ -262,6 +265,8 @@ class Evidence:
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:
         """How many queue offsets it takes; what its property says of its place is a claim if the head says
         otherwise."""
+        if contradiction_of(record):
+            self.contradicting.add(offset)
         base = find_property(record.properties, INNER_BASE.encode()) or ""
         if base.isascii() and base.isdigit() and len(base) < 19 and int(base) != record.queue_offset:
             with contextlib.suppress(IllegalMessage):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, SEPARATOR
 from stratalog.layout.message import (
     HEAD,
@@ -36,6 +36,7 @@ from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, KNOWN_MASK, SysFlag, Transaction, enters_queue
+from stratalog.tools.batches import contradiction_of
 from stratalog.tools.evidence import Claim, read_record
 from stratalog.tools.survey import queue_offset_limit
 
@@ -158,7 +159,7 @@ def _record(
         sys_flag = sys_flag if enters_queue(sys_flag) else sys_flag & ~_PREPARED_BIT
         properties = _with_batch(properties, claim)
         if claim.batch_size and find_property(properties, INNER_NUM.encode()) == str(claim.batch_size):
-            sys_flag |= SysFlag.INNER_BATCH
+            sys_flag |= INNER_FLAGS
     record = Record(
         topic=topic, body=body, properties=properties, queue_id=claim.queue_id if claim else head.queue_id,
         flag=head.flag, queue_offset=claim.queue_offset if claim else queue_offset, commit_log_offset=offset,
@@ -179,10 +180,10 @@ def _with_batch(properties: bytes, claim: Claim) -> bytes:
         return properties
     for name, value in ((INNER_BASE, claim.queue_offset), (INNER_NUM, claim.batch_size)):
         lead, stored = (name + NAME_END).encode(), find_property(properties, name.encode())
-        if stored is None:
-            properties = _with_one_byte_off(properties, lead + str(value).encode() + VALUE_END.encode())
-        elif len(stored) == len(str(value)):
+        if stored is not None and len(stored) == len(str(value)):
             properties = properties.replace(lead + stored.encode(), lead + str(value).encode())
+        else:
+            properties = _with_one_byte_off(properties, lead + str(value).encode() + VALUE_END.encode())
     return properties
 
 
@@ -242,11 +243,12 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
 
 
 def _takes_as_many(found: bytes, claim: Claim | None) -> bool:
-    """Whether a restored batch takes as many queue offsets as the claim says."""
+    """Whether a restored batch agrees with itself and takes as many queue offsets as the claim says."""
     if claim is None or not claim.batch_size:
         return True
     record = decode_record(found, verify=False)
-    return batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0] == claim.batch_size
+    size, _ = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
+    return size == claim.batch_size and not contradiction_of(record)
 
 
 def _is_elsewhere(wrong: set[str]) -> bool:

@@ -14,21 +14,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_NUM, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light_places
-from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH
+from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH, decode_record
 from stratalog.layout.names import is_topic
 from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import SysFlag, enters_queue
+from stratalog.store.message import decompress
 from stratalog.store.recovery import Damage
+from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
 from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD, queue_offset_limit
 
-SHORT_BATCH = "BATCH_WITH_WRONG_PROPERTIES"
-"""Reason of a damage: a batch whose properties do not say what its body holds."""
+WRONG_BATCH = "BATCH_THAT_CONTRADICTS_ITSELF"
+"""Reason of a damage: a batch whose flags or properties do not say what its body holds."""
 _TRIES = 8
 """How often a range's bytes may be read for what is tried on it."""
 _TRIES_SIZE_MIN = 1 << 16
@@ -125,6 +127,7 @@ class Judge:
     def _judge_records(self) -> list[tuple[QueueEvidence, int, int, int]]:
         """Propose another place for each record that is outvoted; returns those that lost theirs."""
         claimed, outcast, doubted, contested = np.array(self._claimed, np.int64), [], [], set[int]()
+        contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
             places = queue.outvoted()
@@ -140,8 +143,10 @@ class Judge:
             if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
             doubted += [(queue, at) for at in self._doubted(queue, claimed)]
+            if queue.is_batch:
+                doubted += [(queue, at) for at, offset in enumerate(queue.offsets.tolist()) if offset in contradicting]
         removed: dict[QueueKey, list[int]] = defaultdict(list)
-        for queue, at in doubted:
+        for queue, at in dict.fromkeys(doubted):
             if self._doubt(queue, at):
                 removed[queue.key].append(at)
         for key, places in removed.items():
@@ -215,8 +220,12 @@ class Judge:
         votes = (number == low) + (end == high)
         data = self._read(offset, size)
         claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
-        is_short = bool(count) and count != end - number  # its properties do not say what its body holds
-        if is_short:
+        is_wrong = offset in self._evidence.contradicting
+        if is_wrong and (right := with_right_flags(data)):
+            own = claim_of(decode_record(right, verify=False))
+            self._proposed[queue.key][offset] = Mend(offset, right, own, is_damaged=False)
+            return True
+        if is_wrong and count:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
@@ -226,15 +235,15 @@ class Judge:
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_short + is_refuted > votes:
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > votes:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
             self._proposed[mend.claim.key][offset] = mend
-        elif better and is_short:
-            self._set_aside(offset, size, SHORT_BATCH)
-            self._heads[offset] = better[0]
-        return bool(mend or (better and is_short))
+        elif is_wrong:
+            self._set_aside(offset, size, WRONG_BATCH)
+            self._heads[offset] = better[0] if better else Claim(*queue.key, number, size, end - number)
+        return bool(mend) or is_wrong
 
     def _claims_at(self, offset: int, size: int | None = None) -> list[Claim]:
         found = self._evidence.claims.get(offset, [])
@@ -401,13 +410,15 @@ def _drop_unlikely(evidence: Evidence, log_end: int) -> None:
 def _batch_size_in(data: bytes) -> int:
     """Messages in the body of an inner batch, whatever its properties say; 0 for another record."""
     record = read_record(data)
-    if record is None or record.sys_flag & SysFlag.COMPRESSED:
+    if record is None:
         return 0
     if not record.sys_flag & SysFlag.INNER_BATCH and find_property(record.properties, INNER_NUM.encode()) is None:
         return 0
     try:
-        return len(decode_batch_body(record.body))
-    except CorruptData:
+        is_compressed = record.sys_flag & SysFlag.COMPRESSED
+        body = decompress(record.body, record.sys_flag, size_max=_SLOT_SIZE_MAX) if is_compressed else record.body
+        return len(decode_batch_body(body))
+    except (CorruptData, IllegalMessage):
         return 0
 
 

@@ -19,9 +19,10 @@ from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEU
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
-from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
+from stratalog.layout.sysflag import TRANSACTION_MASK, SysFlag, Transaction
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.recovery import Damage
+from stratalog.tools.batches import contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
 from stratalog.tools.survey import MISSING_MAX, queue_offset_limit
 from stratalog.tools.verify_files import queue_directories
@@ -58,7 +59,8 @@ def unqueued(
         suspect = unled | _is_among(offsets, displaced)
         for position, is_unled in zip(positions[suspect].tolist(), unled[suspect].tolist(), strict=True):
             record = decode_record(file.view.data, position, verify=False)
-            if not is_unled and record_crc_holds(file.view.data[position : position + record.total_size]):
+            stored = file.view.data[position : position + record.total_size]
+            if not is_unled and (record_crc_holds(stored) or _is_whole_batch(record)):
                 continue  # it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
             offset = np.array([base + position])
@@ -105,6 +107,11 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     return has_units and is_of_log, lost_end
 
 
+def _is_whole_batch(record: Record) -> bool:
+    """Whether a record is a batch that says itself where it belongs: more than one turned bit would be wrong."""
+    return bool(record.sys_flag & SysFlag.INNER_BATCH) and not contradiction_of(record)
+
+
 def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
     if not len(ordered):
         return np.zeros(len(offsets), np.bool_)
@@ -131,6 +138,7 @@ def _displaced(
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
+            yield _shrunk(old[key], now)
             yield offsets[gone if is_light(key[0]) else gone & ~_is_among(offsets, kept)]
 
 
@@ -140,6 +148,13 @@ def _is_at(numbers: Offsets, offsets: Offsets, now: Led) -> NDArray[np.bool_]:
     at = order[np.minimum(np.searchsorted(now[0][order], numbers), len(order) - 1)]
     found: NDArray[np.bool_] = (now[0][at] == numbers) & (now[1][at] == offsets)
     return found
+
+
+def _shrunk(old: Led, now: Led) -> Offsets:
+    """Log offsets of the batches that cover fewer queue offsets than before."""
+    _, mine, there = np.intersect1d(old[1], now[1], return_indices=True)
+    sizes, sizes_now = (old[2] - old[0])[mine], (now[2] - now[0])[there]
+    return old[1][mine][sizes > sizes_now]
 
 
 def _is_covered(numbers: Offsets, led: Led) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fil
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import may_be_lost
+from stratalog.tools.batches import contradiction_of
 from stratalog.tools.verify_report import REBUILD, Problem, Unreadable, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -53,9 +54,15 @@ class SpecialQueues:
     def take_batch(self, topic: str, record: Record, path: str, position: int) -> None:
         """A record of a batch topic, in a file of the log at a position. The dispatcher leaves out what is left out
         here."""
-        size, problem = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
-        if problem:
-            self._report.notes.append(f"log offset {record.commit_log_offset:,}: {problem}; it counts as one message")
+        size, _ = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
+        if contradiction := contradiction_of(record):
+            self._report.add(
+                Problem(
+                    "log", path, position, f"a message or a batch of {topic}/{record.queue_id}",
+                    f"a record that contradicts itself: {contradiction}", "let `stratalog repair STORE` restore the "
+                    "record or set it aside; as it is, its messages are not served",
+                )
+            )  # fmt: skip
         queue = self._queue(topic, record.queue_id, BATCH_UNIT)
         ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
         if ahead < 0 or (queue.numbers and not may_be_lost(ahead, lost_size)):

@@ -1,0 +1,56 @@
+"""Records of batch topics that contradict themselves: their flags, INNER_NUM, INNER_BASE and body do not agree.
+
+The body has a checksum; of the rest one bit can be wrong without any other sign.
+"""
+
+from collections.abc import Iterator
+
+from stratalog.errors import CorruptData
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, decode_batch_body
+from stratalog.layout.message import HEAD, LOST_FLAG, Record, decode_record
+from stratalog.layout.properties import find_property
+from stratalog.layout.sysflag import HOSTS_MASK, TRANSACTION_MASK
+from stratalog.store.special_read import entries_of
+
+_FLAG_BITS = 11
+_FIXED = HOSTS_MASK | TRANSACTION_MASK
+_FLAGS_AT, _FLAGS_SIZE = HEAD.position("sys_flag"), 4
+
+
+def contradiction_of(record: Record) -> str:
+    """What contradicts itself in a record of a batch topic, in words; empty where nothing does."""
+    if record.flag == LOST_FLAG:
+        return ""
+    try:
+        entries_of(record.sys_flag, record.properties, record.queue_offset, record.body)
+    except CorruptData as error:
+        return str(error)
+    return ""
+
+
+def with_right_flags(data: bytes) -> bytes | None:
+    """The record with the only bit of its flags turned that lets it agree with itself; None without such a bit."""
+    found = [other for other in _one_flag_off(data) if _is_right(decode_record(other, verify=False))]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_right(record: Record) -> bool:
+    """Whether a record is a batch in all that tells, or one message in all that tells."""
+    if contradiction_of(record):
+        return False
+    if record.sys_flag & INNER_FLAGS == INNER_FLAGS:
+        return True
+    if record.sys_flag & INNER_FLAGS or find_property(record.properties, INNER_BASE.encode()) is not None:
+        return False
+    try:
+        return not decode_batch_body(record.body)
+    except CorruptData:
+        return True
+
+
+def _one_flag_off(data: bytes) -> Iterator[bytes]:
+    stored = int.from_bytes(data[_FLAGS_AT : _FLAGS_AT + _FLAGS_SIZE])
+    for bit in range(_FLAG_BITS):
+        if not _FIXED >> bit & 1:
+            flags = (stored ^ 1 << bit).to_bytes(_FLAGS_SIZE)
+            yield data[:_FLAGS_AT] + flags + data[_FLAGS_AT + _FLAGS_SIZE :]
