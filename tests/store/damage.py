@@ -299,10 +299,8 @@ class Inflict:
 
     def flag(self) -> str:
         """One of the two flags of a batch, in a record of any kind."""
-        put, bit = (
-            self.chance.choice(self.original.puts),
-            self.chance.choice((SysFlag.NEED_UNWRAP, SysFlag.INNER_BATCH)),
-        )
+        put = self.chance.choice(self.original.puts)
+        bit = self.chance.choice((SysFlag.NEED_UNWRAP, SysFlag.INNER_BATCH))
         at = HEADS[0].position("sys_flag") + 3
         self._change_log(put.offset + at, bytes([put.data[at] ^ bit]))
         return f"{bit!r} of the record at {put.offset}"

@@ -14,7 +14,7 @@ from store.damage import change
 from store.kinds import KINDS, Content, Kind, read_on
 from store.model import QUIET, scratch_folder
 from stratalog.errors import ConfigurationError, CorruptData
-from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, SNAPSHOT
+from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, CONSUME_QUEUE_EXT, SNAPSHOT
 from stratalog.store.config_files import COPY, TOPICS
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
@@ -185,3 +185,48 @@ def test_the_old_queue_of_expired_batches_stays_where_topics_json_is_gone(tmp_pa
     rebuild(tmp_path)
     with stratalog.open(tmp_path) as store:
         assert store.queue("batches").put_batch([b"next"], unique_key="n").queue_offset == 20
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("topics", ["intact", "gone"])
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("way", [_rebuild, _repair, _repair_to])
+def test_queues_that_are_all_gone_come_back_with_default_settings(
+    kind: Kind, topics: str, is_opened: bool, way: Callable[[Path, Kind], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = kind.made(root)
+    for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT):
+        shutil.rmtree(root / tree, ignore_errors=True)
+    if topics == "gone":
+        shutil.rmtree(root / CONFIG, ignore_errors=True)
+    if is_opened:
+        (root / SNAPSHOT).unlink(missing_ok=True)
+        stratalog.open(root).close()
+    assert is_opened or not verify(root).ok
+    root = way(root, kind)
+    assert verify(root).ok
+    with kind.open(root, mode="r") as store:
+        for key, known in content.queues.items():
+            assert read_on(store.queue(*key))[:2] == (known, [])
+
+
+def test_a_type_that_the_records_contradict_is_named_and_nothing_is_built_by_it(tmp_path: Path) -> None:
+    _batches(tmp_path)
+    file = tmp_path / CONFIG / TOPICS
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"BatchCQ", b"SimpleCQ"))
+    units = {path: path.read_bytes() for path in (tmp_path / BATCH_CONSUME_QUEUE).rglob("0*") if path.is_file()}
+    problem = verify(tmp_path).problems[0]
+    assert (problem.path, problem.found) == (str(file), "SimpleCQ")
+    assert '"queue.type": "BatchCQ"' in problem.next_step
+    for act in (rebuild, plan_repair):
+        with pytest.raises(CorruptData, match="holds batches") as caught:
+            act(tmp_path)
+        assert '"queue.type": "BatchCQ"' in str(caught.value)
+    assert units == {path: path.read_bytes() for path in units}
+    file.write_bytes(whole)
+    rebuild(tmp_path)
+    assert verify(tmp_path).ok
+    with stratalog.open(tmp_path, mode="r") as store:
+        assert len(list(store.queue("batches").read())) == 20

@@ -25,11 +25,18 @@ from stratalog.store.topics import QueueType, Topics
 UnitQueue = ConsumeQueue | BatchQueue
 
 
+def has_light_queues(root: Path, disk: Disk, settings: StoreSettings) -> bool:
+    """Whether a store has light queues: its settings ask for them, or some are there already, which are kept up.
+
+    Opening asks nothing else, as RocketMQ. `verify`, rebuild and repair also ask the log (`tools.light`).
+    """
+    return settings.dispatches_light_queues or any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
+
+
 class QueueSet:
     """All queues by (topic, queue id), each made when it is first asked for.
 
-    `Topics` says which of them are of type BatchCQ. Light queues are written when the settings ask for it; where some
-    are there already they are kept up in any case, since no other sign tells that they belong to the store.
+    `Topics` says which of them are of type BatchCQ, `has_light_queues` whether there are light queues.
     """
 
     def __init__(self, root: Path, log: CommitLog, disk: Disk, settings: StoreSettings, topics: Topics) -> None:
@@ -52,8 +59,7 @@ class QueueSet:
         """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
         self._extended = set(self._names(CONSUME_QUEUE_EXT))
         self._topics.look_at_trees()
-        topics = self._disk.directories(self._root / CONSUME_QUEUE)
-        self.has_light_queues = self.has_light_queues or any(map(is_light, topics))
+        self.has_light_queues |= has_light_queues(self._root, self._disk, self._settings)
         self.has_special |= self.has_light_queues or bool(self._topics.batch_topics)
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if self.is_batch(topic):

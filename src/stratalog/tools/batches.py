@@ -4,14 +4,25 @@ The body has a checksum; of the rest one bit can be wrong without any other sign
 """
 
 from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, decode_batch_body
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, decode_batch_body
 from stratalog.layout.message import HEAD, LOST_FLAG, Record, decode_record
+from stratalog.layout.names import CONFIG, is_topic
 from stratalog.layout.properties import find_property
-from stratalog.layout.sysflag import HOSTS_MASK, TRANSACTION_MASK
+from stratalog.layout.sysflag import HOSTS_MASK, TRANSACTION_MASK, SysFlag
+from stratalog.store.config_files import TOPICS
+from stratalog.store.disk import MappedFile
 from stratalog.store.special_read import entries_of
+from stratalog.store.topics import Topics
 
+SET_TYPE = (
+    'Set "attributes": {"queue.type": "BatchCQ"} for the topic in config/topics.json, or restore that file from a copy'
+)
 _FLAG_BITS = 11
 _FIXED = HOSTS_MASK | TRANSACTION_MASK
 _FLAGS_AT, _FLAGS_SIZE = HEAD.position("sys_flag"), 4
@@ -26,6 +37,28 @@ def contradiction_of(record: Record) -> str:
     except CorruptData as error:
         return str(error)
     return ""
+
+
+def batches_outside(file: MappedFile, positions: NDArray[np.int64], topics: Topics) -> Iterator[tuple[str, int]]:
+    """Topic and position of the records of a log file that are batches though their topic is not of type BatchCQ. No
+    broker puts them to such a topic."""
+    last_bytes = file.view[positions + (_FLAGS_AT + _FLAGS_SIZE - 1)]
+    for position in positions[last_bytes & int(SysFlag.INNER_BATCH) != 0].tolist():
+        record = decode_record(file.view.data, position, verify=False)
+        topic = record.topic.decode("utf-8", "surrogateescape")
+        has_num = find_property(record.properties, INNER_NUM.encode()) is not None
+        if has_num and is_topic(topic) and not topics.is_batch(topic):
+            yield topic, position
+
+
+def of_wrong_type(root: Path, topic: str, commit_log_offset: int) -> CorruptData:
+    """The error of a topic that is of type SimpleCQ in topics.json, and whose record at a log offset is a batch."""
+    return CorruptData(
+        f"topic {topic!r} is of type SimpleCQ, and the log holds batches of it, the first at log offset "
+        f"{commit_log_offset:,}: each would be served as one message. {SET_TYPE}, then run the same command again. "
+        "Nothing was changed",
+        path=str(root / CONFIG / TOPICS),
+    )
 
 
 def with_right_flags(data: bytes) -> bytes | None:

@@ -10,7 +10,7 @@ import contextlib
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_BASE, batch_size_of, inner_count
+from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of
@@ -28,8 +28,9 @@ from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD
-from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
+from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk
+from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
@@ -172,11 +173,14 @@ def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> set[in
 class Evidence:
     """Takes the log file by file, then the queues; `claims` are then what units say that no whole record agrees to."""
 
-    def __init__(self, root: Path, settings: StoreSettings, disk: Disk) -> None:
+    def __init__(
+        self, root: Path, settings: StoreSettings, disk: Disk, *, batch_topics: Collection[str] = (),
+        has_light: bool = False,
+    ) -> None:  # fmt: skip
+        """`batch_topics` are of type BatchCQ, and the store has light queues, of which only the log says so."""
         self._root, self._disk, self.file_size = root, disk, settings.commit_log_file_size
-        self._batch_topics = Topics(root, disk).batch_topics
-        light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
-        self._has_light_queues = light or settings.dispatches_light_queues
+        self._batch_topics = {*Topics(root, disk).batch_topics, *batch_topics}
+        self._has_light_queues = has_light or has_light_queues(root, disk, settings)
         self.queues: dict[QueueKey, QueueEvidence] = {}
         self.hidden: dict[int, int] = {}
         """Size by log offset of the records that enter no queue but have a queue offset."""
@@ -184,6 +188,8 @@ class Evidence:
         self.light_claims: dict[int, list[Claim]] = defaultdict(list)
         self.contradicting: set[int] = set()
         """Log offsets of the records of batch topics that contradict themselves."""
+        self.outside: dict[str, list[int]] = defaultdict(list)
+        """Log offsets of batches by their topic, if that is not of type BatchCQ."""
         self.gone_count = 0
         """Units of messages before the log's first file."""
         self.led_to: Counter[int] = Counter()
@@ -256,6 +262,10 @@ class Evidence:
         if queue.is_batch:
             record = decode_record(data[position : position + size], verify=False)
             end = number + self._take_batch(record, topic, offset)
+        elif sys_flag & SysFlag.INNER_BATCH:
+            record = decode_record(data[position : position + size], verify=False)
+            if find_property(record.properties, INNER_NUM.encode()) is not None:
+                self.outside[topic].append(offset)
         elif self._has_light_queues and _LIGHT in data[position : position + size]:
             record = decode_record(data[position : position + size], verify=False)
             for name, place in light_places(record.properties, offset)[0]:

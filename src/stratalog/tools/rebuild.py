@@ -31,14 +31,16 @@ from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateD
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
+from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
 from stratalog.store.topics import Topics
+from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
 from stratalog.tools.own_files import QUARANTINE, refuse_links
-from stratalog.tools.unqueued import LogRange, forgotten, unqueued
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -145,12 +147,17 @@ def rebuild_locked(
     clear_staging(root)
     try:
         _prepare(root, staging)
-        try:
-            rebuilt = _build(staging, settings, clock_ns, progress)
-        except CorruptData as error:
-            raise CorruptData(f"{error}. Nothing was changed".replace(str(staging), str(root))) from error
+        rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
             _refuse_to_empty(root, disk)
+        topics, outside, light = Topics(staging, disk), dict[str, int](), ""
+        if "queues" in parts:
+            has_light = has_light_queues(staging, disk, settings)
+            outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
+        if light or any(topic not in topics.configs for topic in outside):  # only the log says so
+            clear_staging(root)
+            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light)
+            rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
             if "queues" in parts
@@ -161,6 +168,8 @@ def rebuild_locked(
                 f"{_told_unqueued(missing)}. Nothing was changed; {command('repair', root)} restores such records",
                 path=str(root / names.COMMIT_LOG),
             )
+        for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
+            raise of_wrong_type(root, topic, outside[topic])
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
         carried = _carry_over(root, staging, disk, settings, rebuilt, may_forget=may_serve_less)
         rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count)
@@ -264,8 +273,8 @@ def _bitmap_count(root: Path, staging: Path, disk: Disk) -> int:
     )
 
 
-def _prepare(root: Path, staging: Path) -> None:
-    """A store with the same log, configuration and kinds of queues."""
+def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "") -> None:
+    """A store with the same log, configuration and kinds of queues, and further ones."""
     foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
     if foreign:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
@@ -276,10 +285,11 @@ def _prepare(root: Path, staging: Path) -> None:
     for name in disk.files(root / names.CONFIG):
         disk.create_directory(staging / names.CONFIG)
         copy_file(root / names.CONFIG / name, staging / names.CONFIG / name)
-    for topic in Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE)):
+    there = Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE))
+    for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
-    for topic in filter(is_light, disk.directories(root / names.CONSUME_QUEUE)):
-        disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # the sign by which the store has light queues
+    for topic in filter(is_light, [*disk.directories(root / names.CONSUME_QUEUE), light_queue]):
+        disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # see `has_light_queues`
 
 
 def _build(
@@ -291,7 +301,8 @@ def _build(
             recovery, log_end = store.recovery, store.log.end_offset
     except CorruptData as error:  # of the log, which is the store's own
         draft, root = str(staging), str(staging.parent)
-        error.args, error.path = (str(error).replace(draft, root),), error.path.replace(draft, root)
+        told = f"{error}. Nothing was changed"
+        error.args, error.path = (told.replace(draft, root),), error.path.replace(draft, root)
         raise
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
     return Rebuilt(
@@ -308,7 +319,7 @@ def _carry_over(
     after the log's end, whose offsets would be given again (not with `may_forget`).
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
-    topics, was_clean = Topics(root, disk), was_closed(root, disk)
+    topics, was_clean = Topics(staging, disk), was_closed(root, disk)
     begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
     log = LogRange(min(begins, default=0), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
     carried = []

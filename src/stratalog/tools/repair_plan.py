@@ -37,7 +37,7 @@ from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_name, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_name, offset_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
@@ -46,6 +46,7 @@ from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import sized
+from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import refuse_links
@@ -226,13 +227,20 @@ class _LogPlan:
 
     def make(self) -> None:
         plan = self._plan
-        evidence = Evidence(plan.root, plan.settings, self._disk)
+        evidence = Evidence(
+            plan.root, plan.settings, self._disk, batch_topics=plan.report.batch_topics,
+            has_light=bool(plan.report.light_queue),
+        )  # fmt: skip
         damages, tail, written_end, log_begin = self._look(evidence)
         evidence.take_units(log_begin)
         damages = sorted([*damages, *self._false_blanks(evidence)], key=lambda damage: damage.begin)
         if not plan.report.record_count and (evidence.claims or evidence.gone_count):
             raise _no_record(plan)
         self._refuse_foreign(evidence)
+        for topic, offsets in evidence.outside.items():
+            alone = [offset for offset in offsets if not evidence.claims.get(offset)]  # no unit says that it was moved
+            if is_topic(topic) and alone:
+                raise of_wrong_type(plan.root, topic, alone[0])
         pieces = [(*piece, piece[1] - piece[0]) for damage in damages for piece in split(damage, self._file_size)]
         for begin, end in split(Damage(tail.begin, max(tail.begin, written_end), TAIL), self._file_size):
             if end > begin:  # a record's last bytes may be zeros

@@ -19,11 +19,13 @@ from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEU
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
-from stratalog.layout.sysflag import TRANSACTION_MASK, SysFlag, Transaction
+from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.recovery import Damage
-from stratalog.tools.batches import contradiction_of
+from stratalog.store.topics import Topics
+from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
+from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX, queue_offset_limit
 from stratalog.tools.verify_files import queue_directories
 
@@ -52,15 +54,19 @@ def unqueued(
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
+    shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
     found: list[Record] = []
     for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
-        unled = ~_is_among(offsets, everything)
-        suspect = unled | _is_among(offsets, displaced)
-        for position, is_unled in zip(positions[suspect].tolist(), unled[suspect].tolist(), strict=True):
+        unled, is_displaced = ~_is_among(offsets, everything), _is_among(offsets, displaced)
+        suspect = unled | is_displaced | _is_among(offsets, shrunk)
+        for position, is_unled, is_moved in zip(
+            *(column[suspect].tolist() for column in (positions, unled, is_displaced)), strict=True
+        ):
             record = decode_record(file.view.data, position, verify=False)
             stored = file.view.data[position : position + record.total_size]
-            if not is_unled and (record_crc_holds(stored) or _is_whole_batch(record)):
+            is_right = record_crc_holds(stored) or not (is_moved or contradiction_of(record))
+            if not is_unled and is_right:
                 continue  # it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
             offset = np.array([base + position])
@@ -107,9 +113,18 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     return has_units and is_of_log, lost_end
 
 
-def _is_whole_batch(record: Record) -> bool:
-    """Whether a record is a batch that says itself where it belongs: more than one turned bit would be wrong."""
-    return bool(record.sys_flag & SysFlag.INNER_BATCH) and not contradiction_of(record)
+def kinds_in_log(
+    root: Path, topics: Topics, damages: Sequence[Damage], log_end: int, *, has_light: bool
+) -> tuple[dict[str, int], str]:
+    """Topics that are not of type BatchCQ though the log holds batches of them, with the log offset of the first; and,
+    unless it is known that the store has light queues, one of them."""
+    found, light = dict[str, int](), ""
+    for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
+        for topic, position in batches_outside(file, positions, topics):
+            found.setdefault(topic, base + position)
+        if not has_light and not light:
+            light, _ = first_light(file, positions, base) or ("", 0)
+    return found, light
 
 
 def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
@@ -138,7 +153,6 @@ def _displaced(
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
-            yield _shrunk(old[key], now)
             yield offsets[gone if is_light(key[0]) else gone & ~_is_among(offsets, kept)]
 
 
@@ -150,11 +164,12 @@ def _is_at(numbers: Offsets, offsets: Offsets, now: Led) -> NDArray[np.bool_]:
     return found
 
 
-def _shrunk(old: Led, now: Led) -> Offsets:
+def _shrunk(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
     """Log offsets of the batches that cover fewer queue offsets than before."""
-    _, mine, there = np.intersect1d(old[1], now[1], return_indices=True)
-    sizes, sizes_now = (old[2] - old[0])[mine], (now[2] - now[0])[there]
-    return old[1][mine][sizes > sizes_now]
+    for key in old.keys() & new.keys():
+        was, now = old[key], new[key]
+        _, mine, there = np.intersect1d(was[1], now[1], return_indices=True)
+        yield was[1][mine][(was[2] - was[0])[mine] > (now[2] - now[0])[there]]
 
 
 def _is_covered(numbers: Offsets, led: Led) -> NDArray[np.bool_]:

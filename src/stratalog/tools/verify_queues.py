@@ -15,6 +15,7 @@ from stratalog.layout.light import allows_light, is_light
 from stratalog.layout.message import Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
+    CONFIG,
     CONSUME_QUEUE,
     SCHEDULE_TOPIC,
     delay_table_ms,
@@ -24,12 +25,16 @@ from stratalog.layout.names import (
     queue_id_of,
 )
 from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_filler
+from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.dispatch import QueueTable, may_be_lost
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
+from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
+from stratalog.tools.batches import SET_TYPE, batches_outside
+from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type
 from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
@@ -107,11 +112,16 @@ class QueueCheck:
         self._special = SpecialQueues(root, disk, report)
         self._extensions = OpenFiles(disk)
         self._topics = Topics(root, disk)
-        light = any(map(is_light, disk.directories(root / CONSUME_QUEUE)))
-        self._has_light_queues = light or settings.dispatches_light_queues
+        self._outside: set[str] = set()
+        self._has_light_queues = has_light_queues(root, disk, settings)
 
     def check(self, chunk: Chunk) -> None:
         """Compare the units of these records."""
+        for topic, position in batches_outside(chunk.file, chunk.positions, self._topics):
+            if topic not in self._outside:
+                self._report_type(topic, chunk.base_offset + position)
+        if not self._has_light_queues and not self._report.light_queue:
+            self._look_for_light(chunk)
         done, count = 0, len(chunk.positions)
         while done < count:
             done = self._step(chunk, done, count)
@@ -272,6 +282,26 @@ class QueueCheck:
             if not self._is_misplaced(BATCH_CONSUME_QUEUE, topic, queue_id):
                 self._special.expect(topic, queue_id)
         self._special.finish()
+
+    def _look_for_light(self, chunk: Chunk) -> None:
+        found = first_light(chunk.file, chunk.positions, chunk.base_offset)
+        if found:
+            self._report.light_queue, offset = found
+            place = str(self._root / CONSUME_QUEUE / self._report.light_queue)
+            what = f"light queues, as the log holds messages of them, the first at log offset {offset:,}"
+            self._report.add(Problem("files", place, 0, what, "none", REBUILD))
+
+    def _report_type(self, topic: str, commit_log_offset: int) -> None:
+        """A topic is not of type BatchCQ, and the record at a log offset is a batch of it."""
+        self._outside.add(topic)
+        what = f"topic {topic} to be of type BatchCQ: the log holds batches of it, the first at {commit_log_offset:,}"
+        if topic in self._topics.configs:
+            step = f"{SET_TYPE}, and {REBUILD}; as it is, each batch is served as one message"
+            self._report.add(Problem("files", str(self._root / CONFIG / TOPICS), 0, what, "SimpleCQ", step))
+        else:
+            self._report.batch_topics.add(topic)
+            place = str(self._root / BATCH_CONSUME_QUEUE / topic)
+            self._report.add(Problem("files", place, 0, what, "no entry in topics.json, and no queues here", REBUILD))
 
     def _is_misplaced(self, tree: str, topic: str, queue_id: int) -> bool:
         """Whether a queue is one of those that `is_of_other_type`; reported if it has files."""

@@ -66,6 +66,10 @@ class VerifyReport:
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
     notes: list[str] = field(default_factory=list)
+    batch_topics: set[str] = field(default_factory=set)
+    """Topics that are of type BatchCQ by their records alone."""
+    light_queue: str = ""
+    """A light queue by the records alone."""
     unreadable: list[str] = field(default_factory=list)
     """Files and directories that the system did not let be read."""
 
