@@ -1,6 +1,6 @@
 """The topics of a store: `config/topics.json`, which says how many queues a topic has and of which type.
 
-Opening, `verify`, rebuild and repair ask `Topics.is_batch` for the type of a topic, and nothing else:
+Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
 
     topic in topics.json    queues below                             type
     --------------------    -------------------------------------    ------------------------
@@ -10,7 +10,9 @@ Opening, `verify`, rebuild and repair ask `Topics.is_batch` for the type of a to
     no                      consumequeue/, or none                   SimpleCQ
 
 A directory of a topic without directories of queues counts below batchconsumequeue/ if there is none below
-consumequeue/. The records of the log are not asked: a record of one message looks the same in both types.
+consumequeue/. A record of one message looks the same in both types; a batch is only put to a topic of type BatchCQ. So
+`verify`, rebuild and repair hold the answer against the log: batches of a topic that topics.json calls SimpleCQ are
+reported and nothing is built of them; a topic with batches that is not in topics.json is built as of type BatchCQ.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,8 @@ A store has light queues where its settings say so or a directory `%LMQ%...` is 
 `queue_set.has_light_queues`). When those directories are gone, only the records tell.
 """
 
+import ctypes
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,9 @@ from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import MappedFile
 
 _SIGN = (MULTI_QUEUE_OFFSET + NAME_END).encode()
-_PIECE = 1 << 18
+_LIBC = ctypes.CDLL(None)
+_LIBC.memmem.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t
+_LIBC.memmem.restype = ctypes.c_void_p
 
 
 def first_light(file: MappedFile, positions: NDArray[np.int64], base_offset: int) -> tuple[str, int] | None:
@@ -24,11 +28,10 @@ def first_light(file: MappedFile, positions: NDArray[np.int64], base_offset: int
     data, at, last = file.view.data, int(positions[0]), int(positions[-1])
     end = last + HEAD.unpack(data, last).total_size
     while at < end:
-        hit = bytes(data[at : min(end, at + _PIECE + len(_SIGN) - 1)]).find(_SIGN)
-        if hit < 0:
-            at += _PIECE
-            continue
-        number = int(np.searchsorted(positions, at + hit, "right")) - 1
+        hit = _LIBC.memmem(file.address + at, end - at, _SIGN, len(_SIGN))
+        if hit is None:
+            return None
+        number = int(np.searchsorted(positions, hit - file.address, "right")) - 1
         position = int(positions[number])
         record = decode_record(data, position, verify=False)
         topic = record.topic.decode("utf-8", "surrogateescape")
