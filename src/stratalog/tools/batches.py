@@ -25,7 +25,7 @@ SET_TYPE = (
 )
 _FLAG_BITS = 11
 _FIXED = HOSTS_MASK | TRANSACTION_MASK
-_FLAGS_AT, _FLAGS_SIZE = HEAD.position("sys_flag"), 4
+_FLAGS_END = HEAD.position("sys_flag") + 4
 
 
 def contradiction_of(record: Record) -> str:
@@ -42,7 +42,7 @@ def contradiction_of(record: Record) -> str:
 def batches_outside(file: MappedFile, positions: NDArray[np.int64], topics: Topics) -> Iterator[tuple[str, int]]:
     """Topic and position of the records of a log file that are batches though their topic is not of type BatchCQ. No
     broker puts them to such a topic."""
-    last_bytes = file.view[positions + (_FLAGS_AT + _FLAGS_SIZE - 1)]
+    last_bytes = file.view[positions + (_FLAGS_END - 1)]
     for position in positions[last_bytes & int(SysFlag.INNER_BATCH) != 0].tolist():
         record = decode_record(file.view.data, position, verify=False)
         topic = record.topic.decode("utf-8", "surrogateescape")
@@ -82,8 +82,7 @@ def _is_right(record: Record) -> bool:
 
 
 def _one_flag_off(data: bytes) -> Iterator[bytes]:
-    stored = int.from_bytes(data[_FLAGS_AT : _FLAGS_AT + _FLAGS_SIZE])
     for bit in range(_FLAG_BITS):
         if not _FIXED >> bit & 1:
-            flags = (stored ^ 1 << bit).to_bytes(_FLAGS_SIZE)
-            yield data[:_FLAGS_AT] + flags + data[_FLAGS_AT + _FLAGS_SIZE :]
+            at = _FLAGS_END - 1 - bit // 8
+            yield data[:at] + bytes([data[at] ^ 1 << bit % 8]) + data[at + 1 :]
