@@ -262,14 +262,15 @@ class Evidence:
         if queue.is_batch:
             record = decode_record(data[position : position + size], verify=False)
             end = number + self._take_batch(record, topic, offset)
-        elif sys_flag & SysFlag.INNER_BATCH:
-            record = decode_record(data[position : position + size], verify=False)
-            if find_property(record.properties, INNER_NUM.encode()) is not None:
-                self.outside[topic].append(offset)
-        elif self._has_light_queues and _LIGHT in data[position : position + size]:
-            record = decode_record(data[position : position + size], verify=False)
-            for name, place in light_places(record.properties, offset)[0]:
-                self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain)
+        else:
+            if sys_flag & SysFlag.INNER_BATCH:
+                record = decode_record(data[position : position + size], verify=False)
+                if find_property(record.properties, INNER_NUM.encode()) is not None:
+                    self.outside[topic].append(offset)
+            if self._has_light_queues and _LIGHT in data[position : position + size]:
+                record = decode_record(data[position : position + size], verify=False)
+                for name, place in light_places(record.properties, offset)[0]:
+                    self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain)
         queue.add(offset, size, number, end, is_certain)
 
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:
