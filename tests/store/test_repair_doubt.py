@@ -379,3 +379,18 @@ def test_flags_that_no_release_knows_are_not_restored(tmp_path: Path, stored: in
     assert (plan.mended_count, plan.lost_count) == (int(is_restored), int(not is_restored))
     assert repair(plan).ok
     assert served(root).items() == put.items() - (set() if is_restored else {(("orders", 0, 1), put["orders", 0, 1])})
+
+
+@pytest.mark.parametrize("topic", ["orders", "batches"])
+def test_a_record_that_garbage_in_its_flags_keeps_from_its_queue_is_reported_lost(topic: str, tmp_path: Path) -> None:
+    """The bits say that it was rolled back: no reader, and no rebuild, looks at it."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        receipts = [store.put(topic, b"%d" % number * 20) for number in range(5)]
+    put = served(root)
+    change(log_path(root), receipts[2].commit_log_offset + HEAD.position("sys_flag"), (0x15CFA12E).to_bytes(4))
+    plan = plan_repair(root)
+    assert [(lost.topic, lost.queue_offset) for lost in plan.lost] == [(topic, 2)]
+    assert repair(plan).ok
+    assert served(root).items() == put.items() - {((topic, 0, 2), put[topic, 0, 2])}

@@ -20,7 +20,7 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light
 from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH, decode_record
 from stratalog.layout.names import is_topic
 from stratalog.layout.properties import find_property
-from stratalog.layout.sysflag import SysFlag, enters_queue
+from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
 from stratalog.store.message import decompress
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
@@ -156,7 +156,11 @@ class Judge:
             self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
         for offset in [offset for offset in self._claimed if offset in self._evidence.hidden]:
             size = self._evidence.hidden[offset]
-            self._propose(offset, size, self._claims_at(offset, size), None, is_damaged=False)
+            claims = self._claims_at(offset, size)
+            is_restored = self._propose(offset, size, claims, None, is_damaged=False)
+            has_garbage = HEAD.unpack(self._read(offset, HEAD.size)).sys_flag & ~KNOWN_MASK
+            if claims and has_garbage and not is_restored:
+                self._set_aside(offset, size, WILD)
         for offset, claims in self._evidence.light_claims.items():
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
         elsewhere = {offset for _, offset, *_ in outcast}.union(*self._proposed.values())

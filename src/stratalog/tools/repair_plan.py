@@ -259,7 +259,7 @@ class _LogPlan:
         )  # fmt: skip
         for damage in found.damages:
             lost = sorted(found.lost[damage])
-            plan.unplaced_count += damage.reason == WILD and not lost
+            plan.unplaced_count += damage.reason == WILD and all(is_light(message.topic) for message in lost)
             plan.lost += lost
             if damage.end == tail.end:
                 self._plan_tail(damage.begin, written_end, lost)
