@@ -394,3 +394,16 @@ def test_a_record_that_garbage_in_its_flags_keeps_from_its_queue_is_reported_los
     assert [(lost.topic, lost.queue_offset) for lost in plan.lost] == [(topic, 2)]
     assert repair(plan).ok
     assert served(root).items() == put.items() - {((topic, 0, 2), put[topic, 0, 2])}
+
+
+@pytest.mark.parametrize("number", [4, 8])
+def test_a_zero_in_the_place_of_the_last_separator_costs_no_message(number: int, tmp_path: Path) -> None:
+    """In a store that was closed no record is torn: the body is whole."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        receipts = [store.put("orders", b"%d" % n * 20, keys="k", tags="t") for n in range(9)]
+    put = served(root)
+    change(log_path(root), receipts[number].end_offset - 1, b"\0")
+    assert repair(plan_repair(root)).ok
+    rebuild(root)
+    assert served(root) == put

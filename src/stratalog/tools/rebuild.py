@@ -280,7 +280,8 @@ def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), l
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
     disk = Disk()
     disk.create_directory(staging)
-    disk.replace(staging / names.ABORT, b"")  # so that opening looks for a torn record at the end, as `verify` does
+    if not was_closed(root, disk):  # then opening looks for torn records, as it would in the store itself
+        disk.replace(staging / names.ABORT, b"")
     (staging / names.COMMIT_LOG).symlink_to((root / names.COMMIT_LOG).absolute(), target_is_directory=True)
     for name in disk.files(root / names.CONFIG):
         disk.create_directory(staging / names.CONFIG)

@@ -271,7 +271,9 @@ class _LogPlan:
         """Take all files; returns the damages in order, the tail, where its bytes end, and the log's begin."""
         plan, join, damages, last = self._plan, DamageJoin(), list[Damage](), None
         log_begin = -1
-        surveys = survey_log(plan.root / COMMIT_LOG, PrivateDisk(), file_size=self._file_size)
+        surveys = survey_log(
+            plan.root / COMMIT_LOG, PrivateDisk(), file_size=self._file_size, was_closed=plan.report.clean
+        )  # fmt: skip
         for survey in surveys:
             log_begin = survey.base_offset if log_begin < 0 else log_begin
             damages += join.take(survey)

@@ -94,15 +94,21 @@ class FileSurvey:
 
 
 def survey_log(
-    directory: Path, disk: Disk, *, file_size: int, threads: int | None = None, advance: Advance | None = None
-) -> Iterator[FileSurvey]:
-    """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately."""
+    directory: Path, disk: Disk, *, file_size: int, was_closed: bool, threads: int | None = None,
+    advance: Advance | None = None,
+) -> Iterator[FileSurvey]:  # fmt: skip
+    """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
+
+    After a clean stop (`was_closed`) no record is torn.
+    """
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
     with ThreadPoolExecutor(count, "stratalog-survey") as pool:
         ahead: deque[Future[FileSurvey]] = deque()
         try:
             for path, start in _expected_files(directory, disk, file_size):
-                ahead.append(pool.submit(survey_file, path, start, disk, file_size=file_size, advance=advance))
+                ahead.append(pool.submit(
+                    survey_file, path, start, disk, file_size=file_size, was_closed=was_closed, advance=advance
+                ))  # fmt: skip
                 if len(ahead) > count:
                     yield ahead.popleft().result()
             while ahead:
@@ -133,7 +139,7 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
 
 
 def survey_file(
-    path: Path, base_offset: int, disk: Disk, *, file_size: int, advance: Advance | None = None
+    path: Path, base_offset: int, disk: Disk, *, file_size: int, was_closed: bool, advance: Advance | None = None
 ) -> FileSurvey:
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
@@ -157,7 +163,7 @@ def survey_file(
             continue
         stopped = position
         found.is_closed = file.size == file_size and closes_file(file, position, base_offset)
-        if not found.is_closed and _drop_torn(file, pieces[-1]):
+        if not (found.is_closed or was_closed) and _drop_torn(file, pieces[-1]):
             position = int(pieces[-1][0][-1])
             pieces[-1] = pieces[-1][0][:-1], pieces[-1][1][:-1]
             status = ScanStatus.BAD_LENGTHS

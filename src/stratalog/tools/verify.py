@@ -94,6 +94,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
         root / COMMIT_LOG,
         ReportingDisk(report),
         file_size=settings.commit_log_file_size,
+        was_closed=report.clean,
         threads=threads,
         advance=count.add,
     )
