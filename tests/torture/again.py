@@ -22,7 +22,7 @@ import pytest
 
 import stratalog
 from crash.faults import Stopped
-from store.damage import GIVEN, KINDS, SETTINGS, Original, Put, inflict, records_of, unit_bytes
+from store.damage import GHOST, GIVEN, KINDS, SETTINGS, Original, Put, inflict, records_of, unit_bytes
 from store.kinds import KINDS as QUEUE_KINDS
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StratalogError
@@ -170,6 +170,8 @@ def served(root: Path, settings: StoreSettings) -> tuple[Served, dict[tuple[str,
     ends = {}
     with stratalog.open(root, mode="r", settings=settings) as store:
         for key in store.queues():
+            if key[0] == GHOST:  # a copy of a queue: where no message of the two is left either may keep the offsets
+                continue
             queue = store.queue(*key)
             ends[key] = queue.min_offset, queue.max_offset
             start = queue.min_offset

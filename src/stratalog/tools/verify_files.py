@@ -24,7 +24,10 @@ QUEUE_TREES = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUE
 UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 """What a repair writes into `abort` while it works on such a store."""
 UNDER_REPAIR_UNCLEAN = b"stratalog repair of a store that was not closed properly"
-_RESTORE = "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost"
+_RESTORE = (
+    "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost, and "
+    "`stratalog repair STORE` keeps their queue offsets"
+)
 _RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
     "batchconsumequeue/ and index/"
@@ -45,6 +48,8 @@ def was_closed(root: Path, disk: Disk) -> bool:
 
 def is_under_repair(root: Path, disk: Disk) -> bool:
     """Whether a repair or a rebuild is under way, or did not end."""
+    if (root / names.ABORT).is_dir():
+        return False
     mark = disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR_UNCLEAN) + 1, cut=True)
     return mark in (UNDER_REPAIR, UNDER_REPAIR_UNCLEAN)
 
