@@ -45,7 +45,7 @@ def dump(
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", help="Of this topic.")] = None,
     queue_id: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Of this queue.")] = None,
-    first: Annotated[int | None, typer.Option("--from-offset", min=0, help="At or behind this queue offset.")] = None,
+    first: Annotated[int | None, typer.Option("--from-offset", min=0, help="At or after this queue offset.")] = None,
     last: Annotated[int | None, typer.Option("--to-offset", min=0, help="At or before this queue offset.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="With this index key or unique key.")] = None,
     tags: Annotated[str | None, typer.Option("--tags", help="With these tags.")] = None,

@@ -28,4 +28,4 @@ SEAL = Layout(
     source="stratalog; RocketMQ leaves these bytes alone",
 )
 SEAL_POSITION = 64
-"""Where stratalog notes, at a clean stop, what the derived files hold: behind RocketMQ's fields in the same page."""
+"""Where stratalog notes, at a clean stop, what the derived files hold: after RocketMQ's fields in the same page."""

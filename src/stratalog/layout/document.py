@@ -43,7 +43,7 @@ _COSTS = """\
 ## What these formats cost
 
 - Nothing says how much of a file is written. A reader finds the end by walking records until one does not hold; bytes
-  behind the end may be left over from earlier use, and can look like a record.
+  after the end may be left over from earlier use, and can look like a record.
 - The body CRC covers the body only. Head, topic and properties are protected by their lengths having to add up, unless
   the record CRC is switched on, and that one does not survive the copy to the tier.
 - A record carries its own log offset, so a copy at another offset (the tier) differs in eight bytes a record.
@@ -72,9 +72,9 @@ _SECTIONS = (
         "Message record",
         f"""\
 Magic {_hex(message.MAGIC_V1)} is V1, with a topic length of one byte; {_hex(message.MAGIC_V2)} is V2, with two, for
-topics over {message.TOPIC_CHARS_MAX_V1} characters. Behind the head follow the body, the topic with its length and the
+topics over {message.TOPIC_CHARS_MAX_V1} characters. After the head follow the body, the topic with its length and the
 properties with theirs. With an IPv6 born or store host (bits of `sys_flag`) the host takes {message.V6_EXTRA} bytes
-more and the fields behind it move. The smallest record has {message.FIXED_SIZE_V1} bytes. A record is written only
+more and the fields after it move. The smallest record has {message.FIXED_SIZE_V1} bytes. A record is written only
 where it leaves {message.BLANK.size} bytes free: a blank always fits.""",
         (
             message.HEAD,
@@ -140,7 +140,7 @@ stratalog leaves its seal.""",
     _Section(
         "Tier",
         f"""\
-A segment of type `COMMIT_LOG` holds the queue's records one behind the other, with `commit_log_offset` counted in this
+A segment of type `COMMIT_LOG` holds the queue's records one after the other, with `commit_log_offset` counted in this
 queue's own log; `CONSUME_QUEUE` holds units as above; `INDEX` holds one compacted index file. Up to 5.2 a full segment
 ended with a coda. An index file is open ({_hex(tier.MAGIC_OPEN)}, local, items in the order of arrival, item 0 never
 used) or finished ({_hex(tier.MAGIC_FINISHED)}, items grouped by slot, newest first).""",

@@ -52,7 +52,7 @@ EXTENSION_END = Layout("ConsumeQueueExt end mark", Field("mark", "i16", "-1"), s
 EXTENSION_END_MARK = -1
 EXTENSION_SIZE_MAX = 0x7FFF
 EXTENSION_END_SPACE = 4
-"""A unit rolls to the next file unless this much stays free behind it."""
+"""A unit rolls to the next file unless this much stays free after it."""
 EXTENSION_ADDRESS_BASE = -(2**63)
 EXTENSION_ADDRESS_MAX = -(2**31) - 1
 """Tag codes are 32-bit hashes: anything at or below this is an address in the extension file."""

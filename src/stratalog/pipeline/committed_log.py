@@ -115,12 +115,12 @@ class _Borders:
         return self._start(self._offsets[number - 1]) if number else -1
 
     def behind(self, commit_log_offset: int) -> int:
-        """The first record start behind a log offset; _BEHIND_ALL when there is none."""
+        """The first record start after a log offset; _BEHIND_ALL when there is none."""
         number = bisect_right(self._offsets, commit_log_offset, key=self._start)
         return self._start(self._offsets[number]) if number < len(self._offsets) else _BEHIND_ALL
 
     def _start(self, queue_offset: int) -> int:
-        """Log offset of a message; a filler unit counts as the message behind it."""
+        """Log offset of a message; a filler unit counts as the message after it."""
         for following in range(queue_offset, self._offsets.stop):
             commit_log_offset, size, _ = self._units.unit(following)
             if size != FILLER_SIZE:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from stratalog.errors import ConfigurationError
 
 EARLIEST, LATEST = -2, -1
-"""Offsets that stand for "the first there is" and "behind the last there is", as in Kafka's JSON."""
+"""Offsets that stand for "the first there is" and "after the last there is", as in Kafka's JSON."""
 
 TABLES = ("messages", "queues", "segments", "files")
 Table = Literal["messages", "queues", "segments", "files"]

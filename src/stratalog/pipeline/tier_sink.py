@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task made durable, for the commit. `late` are runs behind a gap: they need a commit of their own."""
+    """What a task made durable, for the commit. `late` are runs after a gap: they need a commit of their own."""
 
     batch: "WrittenBatch | None" = None
     source_from: int = -1
@@ -163,7 +163,7 @@ def _entry(
 
 
 def _copy_queue(writer: "TierWriter", window: "Window", state: "TierState", runs: list[Run]) -> list[Run]:
-    """Append one queue's runs in order; returns those behind a gap.
+    """Append one queue's runs in order; returns those after a gap.
 
     A gap in front of everything new is the writer's to record: local retention was faster than the offload. One in the
     middle (damaged messages) ends what this commit can take of the queue.

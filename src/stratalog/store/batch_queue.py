@@ -135,7 +135,7 @@ class BatchQueue:
         return number
 
     def _number_of(self, commit_log_offset: int) -> int:
-        """Number of the first unit of a record at or behind a log offset."""
+        """Number of the first unit of a record at or after a log offset."""
         low, high = self._first, self._end
         while low < high:
             middle = (low + high) // 2
@@ -147,7 +147,7 @@ class BatchQueue:
         return low
 
     def offset_of(self, commit_log_offset: int) -> int:
-        """Queue offset of the first unit of a record at or behind a log offset; the end when there is none."""
+        """Queue offset of the first unit of a record at or after a log offset; the end when there is none."""
         number = self._number_of(commit_log_offset)
         return int(self._unit(number).base_offset) if number < self._end else self.end_offset
 
@@ -253,7 +253,7 @@ class BatchQueue:
 
     @property
     def next_commit_log_offset(self) -> int:
-        """Log offset behind the start of the newest unit's record: records before have their units."""
+        """Log offset after the start of the newest unit's record: records before have their units."""
         return int(self._unit(self._end - 1).commit_log_offset) + 1 if self._end > self._first else 0
 
     def newest(self) -> Any:
@@ -261,7 +261,7 @@ class BatchQueue:
         return self._unit(self._end - 1) if self._end > self._first else None
 
     def append(self, units: bytes) -> None:
-        """Write units behind the end."""
+        """Write units after the end."""
         self._files.write(self._end * _SIZE, units)
         last, count = BATCH_UNIT.unpack(units, len(units) - _SIZE), len(units) // _SIZE
         self._end, self.end_offset = self._end + count, last.base_offset + last.batch_size  # both or none: no call

@@ -1,6 +1,6 @@
 """The checkpoint: from where an unclean start has to look. Written only from what is flushed.
 
-Behind RocketMQ's fields a clean stop leaves a seal: how many queues and units there are. A queue that was deleted or
+After RocketMQ's fields a clean stop leaves a seal: how many queues and units there are. A queue that was deleted or
 cut while the store was closed is noticed by it.
 """
 

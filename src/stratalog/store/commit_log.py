@@ -43,7 +43,7 @@ class LogWindow:
 class CommitLog:
     """The log's files and its two ends.
 
-    `end_offset` is the byte behind the last whole record, `durable_offset` what is known to survive a power cut;
+    `end_offset` is the byte after the last whole record, `durable_offset` what is known to survive a power cut;
     `first_offset ≤ durable_offset ≤ end_offset`. A record is in the file before `end_offset` covers it, so readers
     need no lock. Every file but the last is full: it ends with a blank record.
 
@@ -81,7 +81,7 @@ class CommitLog:
 
     @property
     def end_offset(self) -> int:
-        """The byte behind the last whole record."""
+        """The byte after the last whole record."""
         return self._view[LOG_END]
 
     @end_offset.setter
@@ -152,7 +152,7 @@ class CommitLog:
         return self._files[number], position
 
     def end_at(self, end_offset: int, *, is_zeroed: bool = False) -> None:
-        """Recovery's verdict: the log ends here. Later files go, bytes behind the end are zeroed (old records must not
+        """Recovery's verdict: the log ends here. Later files go, bytes after the end are zeroed (old records must not
         rise again) unless they are known to be, and appending may start."""
         keep = -(-(end_offset - self.first_offset) // self.file_size)
         for file in self._files[keep:]:
@@ -231,7 +231,7 @@ class CommitLog:
 
     @property
     def _behind(self) -> int:
-        """Log offset behind the newest file."""
+        """Log offset after the newest file."""
         return self.first_offset + len(self._files) * self.file_size
 
     def _check_appendable(self) -> None:
@@ -408,7 +408,7 @@ def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
 
 
 def _zero_behind(file: MappedFile, position: int, chunk: int = 1 << 20) -> bool:
-    """Zero the bytes behind `position` where they are not zero yet; returns whether there were any."""
+    """Zero the bytes after `position` where they are not zero yet; returns whether there were any."""
     found = False
     end = file.data_end
     for start in range(position, end, chunk):

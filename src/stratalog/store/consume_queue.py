@@ -19,7 +19,7 @@ _CHUNK_UNITS = 1 << 16
 class ConsumeQueue:
     """The units of one queue of one topic.
 
-    `end_offset` is the queue offset behind the last unit; the unit of offset q stands at byte `q * 20` of the queue's
+    `end_offset` is the queue offset after the last unit; the unit of offset q stands at byte `q * 20` of the queue's
     files together. A queue that begins in the middle (older messages had gone) is filled in front with filler units.
     A lost message's unit leads to a neighbour's record (`LOST_TAGS_CODE`); `unit` and `units` give it out as a filler.
     Written by the dispatcher only; reads go through the file descriptor: a unit is visible once `end_offset` covers it.
@@ -95,7 +95,7 @@ class ConsumeQueue:
         while low < self.end_offset and self.unit(low)[1] == FILLER_SIZE:
             low += 1
         if low < self.end_offset:
-            self._oldest = ends, low  # appended units come behind it
+            self._oldest = ends, low  # appended units come after it
         return low
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
@@ -113,7 +113,7 @@ class ConsumeQueue:
         return hide_lost(self._files.read(first * UNIT.size, count * UNIT.size))
 
     def append(self, units: bytes | memoryview) -> None:
-        """Write units behind the end."""
+        """Write units after the end."""
         self._files.write(self.end_offset * UNIT.size, units)
         self.end_offset += len(units) // UNIT.size
 
@@ -152,7 +152,7 @@ class ConsumeQueue:
         return None
 
     def offset_of(self, commit_log_offset: int) -> int:
-        """Queue offset of the first unit of a record at or behind a log offset; the end when there is none.
+        """Queue offset of the first unit of a record at or after a log offset; the end when there is none.
 
         A unit of zeros was lost in a crash: it counts as behind, as everything after it.
         """

@@ -134,7 +134,7 @@ class MappedFile:
 
     @property
     def data_end(self) -> int:
-        """Position behind which nothing was ever written: a hole, or blocks that are reserved only. Zeros there cost no
+        """Position after which nothing was ever written: a hole, or blocks that are reserved only. Zeros there cost no
         look, and no page cache."""
         return self._data_end if self._fd < 0 else data_end(self._fd, self.size)
 
@@ -173,11 +173,11 @@ class OpenFile:
             position += written
 
     def data_end(self) -> int:
-        """Position behind which nothing was ever written, where the file system can tell."""
+        """Position after which nothing was ever written, where the file system can tell."""
         return data_end(self._fd, os.fstat(self._fd).st_size)
 
     def zero_from(self, position: int) -> None:
-        """Zero what was written behind `position`. The file keeps its length throughout."""
+        """Zero what was written after `position`. The file keeps its length throughout."""
         end = self.data_end()
         while position < end:
             size = min(_ZERO_CHUNK_SIZE, end - position)

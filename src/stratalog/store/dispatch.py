@@ -91,7 +91,7 @@ class Dispatcher:
     units; one that is behind (indexed before) is passed over.
 
     Kernels do this for all records but those that need more (`QueueKind`). What cannot be followed in a record stands
-    in `notes`, and never keeps those behind it from their queues.
+    in `notes`, and never keeps those after it from their queues.
     """
 
     def __init__(self, log: CommitLog, index: Index | None, queues: QueueSet, *, delay_levels: str) -> None:

@@ -51,7 +51,7 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class ExtensionFiles:
-    """The extension units of one queue, one behind the other; `end` is the position behind the last one."""
+    """The extension units of one queue, one after the other; `end` is the position after the last one."""
 
     def __init__(self, root: Path, topic: str, queue_id: int, files: OpenFiles, disk: Disk, *, file_size: int) -> None:
         self._files = QueueFiles(
@@ -81,7 +81,7 @@ class ExtensionFiles:
         )
 
     def append(self, entries: Iterable[Extension]) -> list[int]:
-        """Write units behind the end; returns their addresses. A file that has no room is closed with an end mark."""
+        """Write units after the end; returns their addresses. A file that has no room is closed with an end mark."""
         addresses, run, start = [], bytearray(), self.end
         file_size = self._files.file_size
         for entry in entries:
@@ -100,7 +100,7 @@ class ExtensionFiles:
         return addresses
 
     def cut(self) -> None:
-        """Drop what is behind `end`."""
+        """Drop what is after `end`."""
         self._files.cut(self.end)
 
 
@@ -141,7 +141,7 @@ class ExtendedQueue(ConsumeQueue):
         self.is_damaged = self.is_damaged or not whole or not self._settle()
 
     def _settle(self) -> bool:
-        """Put the extension's end behind what the newest unit points to; False when a live unit points nowhere."""
+        """Put the extension's end after what the newest unit points to; False when a live unit points nowhere."""
         newest = self._address_before(self.end_offset)
         self._extension.end = 0
         if newest is None:

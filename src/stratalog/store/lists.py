@@ -185,7 +185,7 @@ def _put_one_by_one(
 
 
 def _size_max(store: "MessageStore", record: Record, special: Special | None, *, ahead: int) -> int:
-    """The largest size that the record may have, behind so many others of its list. Raises `IllegalMessage`."""
+    """The largest size that the record may have, after so many others of its list. Raises `IllegalMessage`."""
     size = (special.complete(record, ahead) if special else record).total_size
     if size + BLANK.size > store.log.file_size:
         raise IllegalMessage(

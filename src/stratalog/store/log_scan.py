@@ -35,7 +35,7 @@ _PAGE_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range [begin, end) of the log that holds no whole record, with whole records behind it."""
+    """A range [begin, end) of the log that holds no whole record, with whole records after it."""
 
     begin: int
     end: int
@@ -50,7 +50,7 @@ class Verified:
     """Where the log ends."""
     record_count: int = 0
     torn_size: int = 0
-    """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
+    """Bytes of a torn record after the end (0: the log ended with a whole record)."""
     quarantined: list[Damage] = field(default_factory=list)
 
 
@@ -77,7 +77,7 @@ class _Piece:
 class _Walked:
     record_count: int
     position: int
-    """Behind the last whole record."""
+    """After the last whole record."""
     status: ScanStatus
 
 
@@ -86,7 +86,7 @@ class LogScan:
 
     Below `vouched_end` everything was durable once: what is missing there was damaged, and is no torn tail.
     `looks_for_torn` says that a crash may have kept a record from being written to its end. `ends_at` is the log's end
-    if that is known: nothing is looked for behind it. `found` is complete after the walk.
+    if that is known: nothing is looked for after it. `found` is complete after the walk.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ def is_record(log: CommitLog, commit_log_offset: int) -> bool:
 
 
 def after_record(log: CommitLog, commit_log_offset: int) -> int:
-    """Log offset behind the record that stands there; if it is damaged, of the next whole one (or the log's end)."""
+    """Log offset after the record that stands there; if it is damaged, of the next whole one (or the log's end)."""
     if is_record(log, commit_log_offset):
         file, position = log.file_at(commit_log_offset)
         return commit_log_offset + int(HEAD.unpack(file.view.data, position).total_size)
@@ -274,7 +274,7 @@ def after_record(log: CommitLog, commit_log_offset: int) -> int:
 
 def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
     """Whether a log file's records end there: a blank record covers the rest, or not even that would fit. A blank
-    record with a whole record behind it is damage."""
+    record with a whole record after it is damage."""
     if file.size - position < BLANK.size:
         return True
     blank = BLANK.unpack(file.view.data, position)
@@ -283,7 +283,7 @@ def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
 
 
 def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
-    """Position of the next whole record of a log file at or behind `begin`, -1 when there is none. Zeros are passed
+    """Position of the next whole record of a log file at or after `begin`, -1 when there is none. Zeros are passed
     over quickly."""
     end = min(file.size, file.data_end)
     position = begin
@@ -294,7 +294,7 @@ def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
 
 
 def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
-    """Number of the first record at or behind position `vouched` whose properties were not written to their end; the
+    """Number of the first record at or after position `vouched` whose properties were not written to their end; the
     count when there is none.
 
     No checksum covers properties. What a crash took from them is zeros, and properties end with a separator.
@@ -309,7 +309,7 @@ def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[n
 
 
 def _next_record(log: CommitLog, offset: int) -> int | None:
-    """Log offset of the next whole record behind `offset`, None when there is none."""
+    """Log offset of the next whole record after `offset`, None when there is none."""
     file, position = log.file_at(offset)
     number = (offset - log.first_offset) // log.file_size
     for other in log.files[number:]:
@@ -354,6 +354,6 @@ def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
 
 
 def _written_size(file: MappedFile, position: int) -> int:
-    """How far behind `position` something was written (bytes that are not zero), looking at one record's reach."""
+    """How far after `position` something was written (bytes that are not zero), looking at one record's reach."""
     written = np.flatnonzero(file.view[position : position + _REACH])
     return int(written[-1]) + 1 if written.size else 0

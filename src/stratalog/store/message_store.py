@@ -587,7 +587,7 @@ class MessageStore(Uncopied):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def units_of(self, queue: Queue) -> UnitQueue:
-        """The units behind a queue."""
+        """The units of a queue."""
         return self._dispatcher.queue(queue.topic, queue.queue_id)
 
     def queues(self) -> list[tuple[str, int]]:

@@ -326,7 +326,7 @@ class Queue(Uncopied):
 
     @property
     def max_offset(self) -> int:
-        """Queue offset behind the newest readable message."""
+        """Queue offset after the newest readable message."""
         self.store.catch_up()
         return self.store.units_of(self).end_offset
 

@@ -1,4 +1,4 @@
-"""Files of equal size that hold a queue's bytes one behind the other: what all kinds of queues stand on."""
+"""Files of equal size that hold a queue's bytes one after the other: what all kinds of queues stand on."""
 
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ class QueueFiles:
         return self._root / self._place
 
     def load(self) -> bool:
-        """Find the files. False when one is missing in the middle: those behind are removed, and derived again.
+        """Find the files. False when one is missing in the middle: those after are removed, and derived again.
 
         Raises `CorruptData` for a file of another size.
         """
@@ -62,7 +62,7 @@ class QueueFiles:
 
     @property
     def end(self) -> int:
-        """Position behind the last file."""
+        """Position after the last file."""
         return self.starts[-1] + self.file_size if self.starts else 0
 
     def path(self, position: int) -> Path:
@@ -85,11 +85,11 @@ class QueueFiles:
         self.starts.append(start)
 
     def data_end(self, start: int) -> int:
-        """Bytes of a file behind which nothing was ever written, where the file system can tell."""
+        """Bytes of a file after which nothing was ever written, where the file system can tell."""
         return min(self._files.data_end(self.path(start)), self.file_size)
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Write at a position in the last file or right behind it; files are added as needed."""
+        """Write at a position in the last file or right after it; files are added as needed."""
         view = memoryview(data)
         while view:
             inside = position % self.file_size

@@ -2,7 +2,7 @@
 
 A record counts when magic, lengths, place and body checksum hold. Where none does, `CorruptData` names the file, the
 position and the message that should stand there, and carries the queue offset at which reading can go on: damage hides
-no message behind it.
+no message after it.
 """
 
 import contextlib

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of one list, each made when it is looked at. The messages stand one behind the other in the log.
+    """The receipts of one list, each made when it is looked at. The messages stand one after the other in the log.
 
-    `ends` are bytes: for each message an int32 of the machine's order, how far behind the list's start it ends.
+    `ends` are bytes: for each message an int32 of the machine's order, how far after the list's start it ends.
     """
 
     def __init__(self, queue: "Queue", queue_offset: int, start: int, now: int, ends: bytes) -> None:

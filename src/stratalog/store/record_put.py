@@ -50,7 +50,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end_offset(self) -> int:
-        """Log offset behind the record: durable once the log's `durable_offset` reaches it."""
+        """Log offset after the record: durable once the log's `durable_offset` reaches it."""
         return self.commit_log_offset + self.store_size
 
     @property

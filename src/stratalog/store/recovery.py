@@ -7,10 +7,12 @@ The scan (`log_scan`) meets one of these situations; each has one decision.
     magic, sizes, log offset and CRC hold        WHOLE       keep, derive queue unit and index items
     the blank record, or too little room for     BLANK       go on in the next file
       one more record
-    none of these, no whole record behind it     TORN        the log ends here; the bytes behind are zeroed, later files
-                                                             removed (old records must not rise again)
-    none of these, a whole record behind it,     CORRUPT     not a tail: the range is quarantined (left as it is and
-      or below what was durable once                         reported), messages behind it are served
+    none of these, no whole record after it      TORN        the log ends here; the bytes after it are zeroed, later
+                                                             files removed (stale records must not be resurrected)
+    none of these, a whole record after it,      CORRUPT     not a tail: the range is quarantined (left as it is and
+      or below what was durable once                         reported), messages after it are served
+
+A blank record with a whole record after it is CORRUPT, too.
 
 The files as a whole are in one of these states; what is refused is refused before a byte is changed.
 
@@ -47,7 +49,7 @@ The files as a whole are in one of these states; what is refused is refused befo
     no seal (RocketMQ wrote the store, or the    the whole log is read: units that are there stay, those that are
       checkpoint is lost)                          missing are added (`evidence`)
 
-Every step can be interrupted and run again: nothing but bytes behind the log's end is changed in the log, everything
+Every step can be interrupted and run again: nothing but bytes after the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
 checkpoint is made to vouch for the log alone. The scan begins at the newest record below the seal that a queue knows;
 without a seal that holds, at the log's beginning. After a crash damage is looked for in the last three log files too,
@@ -55,7 +57,7 @@ where RocketMQ would end the log.
 
 Much of the log that nothing vouches for (no seal after a crash, or queues that belie it) is read once: queues and index
 are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is seen there,
-and it tells the end that index files and queues are held against. What is behind the end goes when all is built.
+and it tells the end that index files and queues are held against. What is after the end goes when all is built.
 """
 
 import itertools
@@ -102,7 +104,7 @@ class Recovery:
     end_offset: int = 0
     record_count: int = 0
     torn_size: int = 0
-    """Bytes of a torn record behind the end (0: the log ended with a whole record)."""
+    """Bytes of a torn record after the end (0: the log ended with a whole record)."""
     rebuilt: bool = False
     """Queues or index were not as the clean stop had left them: all were derived again from the whole log."""
     quarantined: list[Damage] = field(default_factory=list)
@@ -129,7 +131,7 @@ def recover(
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
-    `untouched` says that nothing has been written to the log since the clean stop: nothing stands behind its end then.
+    `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
     vouched for. `disown` is called before what is there goes, because it is not what it was vouched for as. Raises
     `CorruptData` when a part of the log is not there.
@@ -247,7 +249,7 @@ def _nowhere(log: CommitLog) -> tuple[int, int]:
 
 
 def _presume_end(log: CommitLog, end_offset: int, vouched_end: int | None) -> None:
-    """What is made durable while queues and index are built ends there. After a crash nothing behind `vouched_end` is
+    """What is made durable while queues and index are built ends there. After a crash nothing after `vouched_end` is
     known to be on the disk."""
     log.end_offset = end_offset
     if vouched_end is not None:

@@ -58,7 +58,7 @@ class Meter:
 
 
 class _IndexBeside:
-    """Fills the index in a thread of its own, a few chunks behind the dispatcher: they are in the cache still."""
+    """Fills the index in a thread of its own, a few chunks after the dispatcher: they are in the cache still."""
 
     def __init__(self, index: Index, pool: ThreadPoolExecutor) -> None:
         self._index = index
@@ -85,7 +85,7 @@ class _IndexBeside:
     @staticmethod
     def _do(before: Future[None] | None, work: Callable[..., None], *args: object) -> None:
         if before:
-            before.result()  # nothing is entered behind what failed
+            before.result()  # nothing is entered after what failed
         work(*args)
 
 

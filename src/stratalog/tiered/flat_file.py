@@ -20,7 +20,7 @@ class Piece(NamedTuple):
 class FlatFile:
     """Bytes of a flat file by their offset in it. Immutable view of a committed state; any thread may use it.
 
-    One ranged read a segment that a range touches, any number of segments; bytes behind a segment's committed size are
+    One ranged read a segment that a range touches, any number of segments; bytes after a segment's committed size are
     never read.
     """
 
@@ -39,7 +39,7 @@ class FlatFile:
         return self._segments[-1].end_offset if self._segments else 0
 
     def contiguous_from(self, offset: int) -> tuple[int, int]:
-        """The range of bytes that are there, at or behind `offset`, without a gap: (begin, end); equal when none."""
+        """The range of bytes that are there, at or after `offset`, without a gap: (begin, end); equal when none."""
         number = max(0, bisect_right(self._bases, offset) - 1)
         while number < len(self._segments) and self._segments[number].end_offset <= offset:
             number += 1

@@ -111,7 +111,7 @@ def _without_last(queue: QueueState) -> QueueState:
 
 
 def _with_times(reader: TieredQueue, queue: QueueState) -> QueueState:
-    """Begin and end times of all segments, from the first and last record in each; the log is cut behind the last."""
+    """Begin and end times of all segments, from the first and last record in each; the log is cut after the last."""
     ends = np.array([segment.end_offset for segment in queue.commit_log], np.int64)
     spans: dict[int, tuple[int, int]] = {}
     units: list[Segment] = []

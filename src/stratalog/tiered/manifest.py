@@ -7,7 +7,7 @@ Rules that make it safe, and loading cheap:
 
 - Sequences are dense. An entry is valid if it continues its queues exactly where the state before it ends (the fence).
 - Whoever commits an entry whose sequence is a multiple of 100 writes that checkpoint first. So checkpoints are dense,
-  too, and the newest is found by doubling and halving (2 × log2(commits / 100) looks); then only the entries behind it
+  too, and the newest is found by doubling and halving (2 × log2(commits / 100) looks); then only the entries after it
   are read: opening costs at most 100 small reads, whatever the history. Nothing needs to be listed but those names.
 - Entries before a checkpoint may be swept; a swept checkpoint must stay behind as an empty file.
 - A file holds `{"crc32": …, "content": …}`; the CRC covers the content's bytes, so any flipped byte is noticed.
@@ -37,7 +37,7 @@ from stratalog.tiered.state import (
 )
 
 CHECKPOINT_INTERVAL = 100
-"""A power of ten, so that the names of the entries behind a checkpoint share a prefix."""
+"""A power of ten, so that the names of the entries after a checkpoint share a prefix."""
 _INTERVAL_DIGITS = 2
 assert CHECKPOINT_INTERVAL == 10**_INTERVAL_DIGITS
 
@@ -79,7 +79,7 @@ class Manifest:
         return any(self._backend.size(path) is not None for path in paths)
 
     def load(self) -> TierState:
-        """The committed state: newest checkpoint, then every entry behind it.
+        """The committed state: newest checkpoint, then every entry after it.
 
         Raises `CorruptData` for an entry that is missing, unreadable, or does not continue the state.
         """
@@ -148,7 +148,7 @@ class Manifest:
         return low * CHECKPOINT_INTERVAL
 
     def _refuse_gap(self, missing: int) -> None:
-        """Raise when entries lie behind one that is missing."""
+        """Raise when entries lie after one that is missing."""
         following = (missing // CHECKPOINT_INTERVAL + 1) * CHECKPOINT_INTERVAL
         path = self.entry_path(missing)
         cut = len(path) - len(".json") - _INTERVAL_DIGITS

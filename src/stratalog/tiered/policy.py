@@ -141,7 +141,7 @@ def attach(
 
 
 class _Piece(NamedTuple):
-    """Queue offsets [begin, stop) of one side; `begin` is behind the offset asked for where that lies in a hole."""
+    """Queue offsets [begin, stop) of one side; `begin` is after the offset asked for where that lies in a hole."""
 
     side: Queue | TieredQueue
     begin: int
@@ -165,7 +165,7 @@ class JoinedQueue:
 
     @property
     def max_offset(self) -> int:
-        """Queue offset behind the newest message that the policy shows."""
+        """Queue offset after the newest message that the policy shows."""
         return max((side.max_offset for side in (self.local, self.tiered) if side is not None), default=0)
 
     @property
@@ -231,7 +231,7 @@ class JoinedQueue:
             start = piece.stop
 
     def _piece(self, start: int) -> _Piece | None:
-        """What is read next for an offset; None behind the end."""
+        """What is read next for an offset; None after the end."""
         low, high = (self.local.min_offset, self.local.max_offset) if self.local is not None else (0, 0)
         tier_end = self.tiered.max_offset if self.tiered is not None else 0
         if self.tiered is not None and start < tier_end and not low <= start < high:

@@ -75,7 +75,7 @@ class TieredQueue(Uncopied):
 
     @property
     def max_offset(self) -> int:
-        """Queue offset behind the newest committed message."""
+        """Queue offset after the newest committed message."""
         return self.state.end_queue_offset
 
     @property
@@ -218,7 +218,7 @@ class TieredQueue(Uncopied):
         return start
 
     def _end(self, start: int, count: int | None) -> int:
-        """Queue offset behind `count` messages from `start` on; those in gaps do not count."""
+        """Queue offset after `count` messages from `start` on; those in gaps do not count."""
         if count is None:
             return self.max_offset
         end = start

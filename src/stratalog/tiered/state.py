@@ -28,7 +28,7 @@ Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 class Segment(msgspec.Struct, frozen=True):
     """One file of a flat file: `base_offset` = bytes of the flat file before it, `size` = committed bytes in it.
 
-    The file may be longer: bytes behind `size` were written by a batch that was not committed, and are never read.
+    The file may be longer: bytes after `size` were written by a batch that was not committed, and are never read.
     Begin and end are the smallest and largest store time in it (ms), `NEVER_WRITTEN` for both while it is empty.
     """
 

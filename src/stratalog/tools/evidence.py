@@ -193,7 +193,7 @@ class Evidence:
         self.gone_count = 0
         """Units of messages before the log's first file."""
         self.led_to: Counter[int] = Counter()
-        """Units that lead into each file of the log, by its number, but behind its last whole record."""
+        """Units that lead into each file of the log, by its number, but after its last whole record."""
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find their message there."""
         self.queued_in: Counter[int] = Counter()
@@ -348,7 +348,7 @@ class Evidence:
             claims[offset].append(claim)
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether a whole record stands there or behind in the same log file: it was not cut before."""
+        """Whether a whole record stands there or after in the same log file: it was not cut before."""
         at = np.searchsorted(self._offsets, offsets)
         is_followed = at < len(self._offsets)
         following = self._offsets[at[is_followed]]

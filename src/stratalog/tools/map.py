@@ -42,7 +42,7 @@ class QueueMap:
     first_timestamp: int | None
     last_timestamp: int | None
     log_end: int
-    """Log offset behind the newest message that the queue knows."""
+    """Log offset after the newest message that the queue knows."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ def _map_log(found: StoreMap, log: _Log) -> None:
 
 
 def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, int | None, int | None]:
-    """Log offsets: behind the last record of a file, of that record, and where bytes that are no record begin."""
+    """Log offsets: after the last record of a file, of that record, and where bytes that are no record begin."""
     file = disk.map(path)
     file.populate(0, file.data_end)
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
@@ -219,7 +219,7 @@ class _Units:
             return self._layout.unpack(stream.read(self._layout.size))
 
     def first_at(self, commit_log_offset: int) -> int:
-        """Number of the first unit whose record is at or behind a log offset; the end when none is."""
+        """Number of the first unit whose record is at or after a log offset; the end when none is."""
         low, high = self.first, self.end
         while low < high:
             middle = (low + high) // 2

@@ -208,7 +208,7 @@ def _write(path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
 
 
 def _cut(path: Path, action: Action) -> None:
-    """Zero what is behind the log's end, then write the placeholders there. The file keeps its size."""
+    """Zero what is after the log's end, then write the placeholders there. The file keeps its size."""
     assert action.cover
     unshare(path)
     with path.open("r+b", buffering=0) as file:

@@ -56,7 +56,7 @@ Advance = Callable[[int, int], None]
 @dataclass(slots=True)
 class FileSurvey:
     """One file of the log. `positions` and `sizes` are those of its whole records; `damages` lie between them, in log
-    offsets; what is behind the last record is told by `end`, `is_closed`, `reason` and `tail_size`."""
+    offsets; what is after the last record is told by `end`, `is_closed`, `reason` and `tail_size`."""
 
     path: Path
     base_offset: int
@@ -66,7 +66,7 @@ class FileSurvey:
     sizes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     damages: list[Damage] = field(default_factory=list)
     end: int = 0
-    """Position behind the last whole record."""
+    """Position after the last whole record."""
     is_closed: bool = False
     """Whether a blank record covers the rest, or not even that would fit."""
     reason: str = MISSING
@@ -213,7 +213,7 @@ def _drop_torn(file: MappedFile, records: tuple[NDArray[np.int64], NDArray[np.in
 
 
 def last_written(file: MappedFile, position: int) -> int:
-    """Position behind the last byte at or behind `position` that is not zero; `position` when all are."""
+    """Position after the last byte at or after `position` that is not zero; `position` when all are."""
     end = min(file.size, file.data_end)
     while end > position:
         begin = max(position, end - _ZERO_BLOCK_SIZE)
@@ -227,9 +227,9 @@ def last_written(file: MappedFile, position: int) -> int:
 class DamageJoin:
     """Joins what the files say into damages of the whole log. Give it the files in order.
 
-    `take` returns the damages that end in this file. What is behind the last record of the last file is left over:
+    `take` returns the damages that end in this file. What is after the last record of the last file is left over:
     `open_begin` is then the log offset where nothing whole follows, None when the last file is closed; `written_end`
-    the one behind the last byte there that is not zero, 0 when all are; `is_unfinished` says whether all that can be
+    the one after the last byte there that is not zero, 0 when all are; `is_unfinished` says whether all that can be
     of one record that a crash kept from being finished.
     """
 

@@ -140,7 +140,7 @@ class _Count:
 
 def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chunk]:
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
-    records behind it are handed out."""
+    records after it are handed out."""
     join = DamageJoin()
     last: FileSurvey | None = None
     for survey in surveys:
@@ -175,13 +175,13 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
             "log", str(path), position, "a whole record", f"{MEANING[damage.reason]}; "
             f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
             "read", "restore the file from a copy, or let `stratalog repair STORE` set the range aside; as it is, "
-            "stratalog skips the range and serves what is behind it, RocketMQ drops everything behind it",
+            "stratalog skips the range and serves what is after it, RocketMQ drops everything after it",
         )
     )  # fmt: skip
 
 
 def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> None:
-    """No record follows: the log ends here. Something written behind the end is a record that was never finished."""
+    """No record follows: the log ends here. Something written after the end is a record that was never finished."""
     assert join.open_begin is not None
     position = join.open_begin % last.full_size
     path = last.path.with_name(f"{join.open_begin - position:020d}")

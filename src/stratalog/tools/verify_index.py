@@ -53,7 +53,7 @@ class _Items:
 
 
 class _IndexFile:
-    """One file as it stands on disk; its items are loaded when the log reaches them and dropped behind it."""
+    """One file as it stands on disk; its items are loaded when the log reaches them and dropped after it."""
 
     def __init__(self, path: Path, disk: PrivateDisk, slot_count: int, item_capacity: int) -> None:
         self.path = path
@@ -262,7 +262,7 @@ class IndexCheck:
             )
 
     def _later_items(self) -> bool:
-        """Whether the index goes on behind what was taken so far."""
+        """Whether the index goes on after what was taken so far."""
         return any(file.has_rest for file in self._files)
 
     def finish(self) -> None:

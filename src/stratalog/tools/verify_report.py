@@ -59,7 +59,7 @@ class VerifyReport:
     index_file_count: int = 0
     index_item_count: int = 0
     torn_size: int = 0
-    """Bytes of a record behind the log's end that was never finished; the next opening for writing cuts them off."""
+    """Bytes of a record after the log's end that was never finished; the next opening for writing cuts them off."""
     units_behind: int = 0
     index_items_behind: int = 0
     damages: list[Damage] = field(default_factory=list)

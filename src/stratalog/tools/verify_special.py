@@ -27,7 +27,7 @@ Units = np.ndarray[tuple[int], np.dtype[np.void]]
 class _Expected:
     """The units that the log calls for in one queue, and where they stand.
 
-    `numbers` are their places in the queue: the queue offset for a light queue. A batch queue's units stand one behind
+    `numbers` are their places in the queue: the queue offset for a light queue. A batch queue's units stand one after
     the other, wherever the first file begins: they are found by their log offset.
     """
 

@@ -37,7 +37,7 @@ def open_demo_store(path: Path) -> "MessageStore":
 def write(path: Path, flights: Flights, journal: Journal) -> Iterator[Step]:
     """Put the flights that are not in the store yet: the slice one by one, the rest in bulk; each step as it is done.
 
-    A run that was stopped left the first so many flights, in order, so that this one goes on behind them.
+    A run that was stopped left the first so many flights, in order, so that this one goes on after them.
     """
     with open_demo_store(path) as store:
         done = sum(store.queue(*name).max_offset for name in store.queues())
