@@ -5,7 +5,6 @@ from dataclasses import dataclass
 DAMAGED_IN_THE_MIDDLE = "whole records behind a damaged one are served: RocketMQ ends the log there and loses them"
 DAMAGED_IS_PASSED_OVER = "a message whose CRC does not hold is not served: RocketMQ serves it after a clean stop"
 STALE_RECORD = "a record that says it stands elsewhere is none of this log: RocketMQ takes it in, and no queue shows it"
-STALE_IS_NAMED = "a record of another place after the log's end is named: RocketMQ ends its log there in silence"
 INDEX_OF_WHAT_IS_THERE = "the index forgets a record that was cut off with the log's tail: RocketMQ keeps its names"
 NAMES_ONCE = "a record is named once in an index that is built again: RocketMQ indexes the last ones a second time"
 INDEX_BUILT_AGAIN = "a missing index is built again from the log: RocketMQ leaves it away after a clean stop"
@@ -44,8 +43,7 @@ CHOICES = {
     "flip-body-clean": Choice(DAMAGED_IS_PASSED_OVER, damaged=frozenset({43032})),
     "flip-body-clean-5.3.3": Choice(DAMAGED_IS_PASSED_OVER, damaged=frozenset({43032})),
     "flip-body-late-clean": Choice(DAMAGED_IN_THE_MIDDLE, 82968, frozenset({78560}), keeps_lost=True),
-    "stale-abort": Choice(STALE_RECORD, 82968, frozenset({82968})),
-    "stale-abort-check": Choice(STALE_IS_NAMED, damaged=frozenset({82968})),
+    "stale-abort": Choice(STALE_RECORD, 82968),
     "torn-cut-clean": Choice(INDEX_OF_WHAT_IS_THERE, index_differs=True),
     "torn-cut-clean-5.3.3": Choice(INDEX_OF_WHAT_IS_THERE, index_differs=True),
     "checkpoint-ahead-abort": Choice(NAMES_ONCE, index_differs=True),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, command
-from stratalog.kernels.scan import ANY_OFFSET, VERIFY, ScanStatus, find_record, scan
+from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
@@ -224,19 +224,19 @@ class LogScan:
         return following
 
     def _check_unfinished(self, file: MappedFile, position: int, status: ScanStatus) -> None:
-        """What follows the log's end is about to be cut off. Raises `CorruptData` when that is more than the record
-        that a crash kept from being finished; a reader, who cuts nothing, has a damaged range there."""
+        """What follows the log's end is about to be cut off. Raises `CorruptData` for a file of other places of the
+        log; a reader, who cuts nothing, has a damaged range there."""
         log, begin = self._log, int(file.path.name) + position
         for other in log.files[(begin - log.first_offset) // log.file_size :]:
-            if not is_unfinished(other, position if other is file else 0, is_later=other is not file):
+            if not is_unfinished(other, position if other is file else 0):
                 if log.read_only:
                     self.found.quarantined.append(Damage(begin, log.end_offset, status.name))
                     return
                 step = f"to go on without these bytes, let {command('repair', log.directory.parent)} set them aside"
                 raise CorruptData(
-                    f"no record follows log offset {begin:,} in its place, but here are records of other places of the "
-                    "log, or a whole file of damaged bytes: the file is another one, or was damaged. Opening for "
-                    f"writing would cut them off. Put the right file back{f'; {step}' if self._is_any_whole else ''}",
+                    f"no record follows log offset {begin:,} in its place, and this file begins with a record of "
+                    "another place of the log: it is another file. Opening for writing would cut it off. Put the "
+                    f"right file back{f'; {step}' if self._is_any_whole else ''}",
                     path=str(other.path),
                     position=position if other is file else 0,
                 )
@@ -274,12 +274,34 @@ def after_record(log: CommitLog, commit_log_offset: int) -> int:
 
 def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
     """Whether a log file's records end there: a blank record covers the rest, or not even that would fit. A blank
-    record with a whole record after it is damage."""
+    record with a whole record after it is damage, unless that is older than the last one before: RocketMQ leaves
+    records that its recovery dropped where they are."""
     if file.size - position < BLANK.size:
         return True
     blank = BLANK.unpack(file.view.data, position)
-    is_blank = blank.magic == MAGIC_BLANK and blank.size == file.size - position
-    return bool(is_blank and next_record(file, position + BLANK.size, base_offset) < 0)
+    if blank.magic != MAGIC_BLANK or blank.size != file.size - position:
+        return False
+    following = next_record(file, position + BLANK.size, base_offset)
+    if following < 0:
+        return True
+    newest = _newest_before(file, position, base_offset)
+    return newest >= 0 and _stored_ms(file, following) < _stored_ms(file, newest)
+
+
+def _newest_before(file: MappedFile, position: int, base_offset: int) -> int:
+    """Position of the last whole record of a log file before a position, -1 when there is none."""
+    positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
+    newest, begin = -1, next_record(file, 0, base_offset)
+    while 0 <= begin < position:
+        count, begin, status = scan(file.address, begin, position, base_offset, TRUST, positions, sizes)
+        newest = int(positions[count - 1]) if count else newest
+        if status != ScanStatus.FULL:
+            begin = next_record(file, begin + 1, base_offset)
+    return newest
+
+
+def _stored_ms(file: MappedFile, position: int) -> int:
+    return decode_record(file.view.data, position, verify=False).store_timestamp
 
 
 def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
@@ -320,21 +342,16 @@ def _next_record(log: CommitLog, offset: int) -> int | None:
     return None
 
 
-def is_unfinished(file: MappedFile, position: int, *, is_later: bool) -> bool:
-    """Whether the bytes of a file from `position` on, in which no record has its own place, can be those of one that a
-    crash kept from being finished (or were never written): no whole record of another place is among them.
+def _begins_with_record(file: MappedFile) -> bool:
+    count, *_ = scan(file.address, 0, file.size, ANY_OFFSET, VERIFY, np.empty(1, np.int64), np.empty(1, np.int32))
+    return bool(count)
 
-    `is_later` says that the log ends in an earlier file. Records do not cross files, so such a file cannot be written
-    to its end.
-    """
-    if is_later and file.view[max(0, file.size - _PAGE_SIZE) : file.size].any():
-        return False
-    begin = position
-    if file.size - position >= FIXED_SIZE_V1:
-        head = HEAD.unpack(file.view.data, position)
-        is_own = head.commit_log_offset == int(file.path.name) + position and head.magic in (MAGIC_V1, MAGIC_V2)
-        begin += max(0, head.total_size) if is_own else 0  # a body may hold records
-    return next_record(file, begin, ANY_OFFSET) < 0
+
+def is_unfinished(file: MappedFile, position: int) -> bool:
+    """Whether what a log file has from `position` on, where no record has its own place, can be left from a crash. It
+    cannot where the file begins with a whole record of another place: then the file is another one. Elsewhere such a
+    record may be a part of a body whose head was lost."""
+    return position > 0 or not _begins_with_record(file)
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

@@ -320,9 +320,10 @@ def _carry_over(
     after the log's end, whose offsets would be given again (not with `may_forget`).
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
-    topics, was_clean = Topics(staging, disk), was_closed(root, disk)
+    topics, seal = Topics(staging, disk), Checkpoint.load(root, disk).seal
     begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
     log = LogRange(min(begins, default=0), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
+    is_cut = was_closed(root, disk) and bool(seal and seal.log_end_offset > log.end)
     carried = []
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
@@ -334,7 +335,7 @@ def _carry_over(
                 is_kept = staging / names.CONSUME_QUEUE / topic / str(queue_id) in carried
             else:
                 is_kept, lost_end = forgotten(old, new, BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT, log)
-                if was_clean and lost_end and not may_forget:
+                if lost_end and is_cut and not may_forget:
                     raise CorruptData(
                         f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} leads to a message up to "
                         f"{lost_end:,}: restore the newest files of {names.COMMIT_LOG}/. To go on without such "

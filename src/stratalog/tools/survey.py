@@ -176,7 +176,7 @@ def survey_file(
     found.end = position
     found.reason = ScanStatus(status).name if file.size >= file_size else CUT
     found.tail_size = 0 if found.is_closed else last_written(file, position) - position
-    found.is_unfinished = not found.tail_size or is_unfinished(file, position, is_later=False)
+    found.is_unfinished = not found.tail_size or is_unfinished(file, position)
     if advance:
         advance(file_size - done, 0)
     return found
@@ -230,7 +230,7 @@ class DamageJoin:
     `take` returns the damages that end in this file. What is after the last record of the last file is left over:
     `open_begin` is then the log offset where nothing whole follows, None when the last file is closed; `written_end`
     the one after the last byte there that is not zero, 0 when all are; `is_unfinished` says whether all that can be
-    of one record that a crash kept from being finished.
+    left from a crash.
     """
 
     def __init__(self) -> None:
@@ -253,7 +253,5 @@ class DamageJoin:
             self.open_begin, self.open_reason = survey.base_offset + survey.end, survey.reason
         if survey.file and survey.tail_size:
             self.written_end = survey.base_offset + survey.end + survey.tail_size
-            is_later = self.open_begin is not None and self.open_begin < survey.base_offset
-            if not survey.is_unfinished or (is_later and not is_unfinished(survey.file, survey.end, is_later=True)):
-                self.is_unfinished = False
+            self.is_unfinished &= survey.is_unfinished
         return damages

@@ -191,9 +191,9 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> Non
         report.add(
             Problem(
                 "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
-                if report.clean else "the end of the log, or one unfinished record",
+                if report.clean else "the end of the log, or unfinished records",
                 f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
-                f"{report.torn_size:,} bytes with records of other places of the log, or a whole file of damaged ones",
+                f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
                 "restore commitlog/ from a copy: not one whole record is in its place" if is_empty else
                 "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
                 + (", before the store is opened for writing, which cuts them off" if join.is_unfinished else ""),
