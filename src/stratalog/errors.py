@@ -28,7 +28,7 @@ from typing import Any
 
 _NOTHING = re.compile(
     r"[.;,]? nothing was (written|changed|done|put)\.?$"
-    r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ were put: go on with the next$",
+    r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ (were put: go on with the next|are in the log, .*)$",
     re.IGNORECASE,
 )
 """How errors end that are about one message, or about a part of several."""
@@ -43,7 +43,8 @@ class StratalogError(Exception):
     """Root of the library's errors. They can be pickled and copied, so they cross processes."""
 
     put_count = 0
-    """How many messages of a list or table were put before the error. The message says it too, unless it is 0."""
+    """How many messages of a list or table were put before the error. The message says it too, unless it is 0. After a
+    `StoreFailed` they are in the log, and not known to be durable."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, vars(self))
@@ -59,9 +60,10 @@ def _restored(kind: type[StratalogError], args: tuple[Any, ...], attributes: dic
 def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> StratalogError:
     """The error that ended a put of several, saying how many (`what`) were put."""
     told = copy(error)  # it may be one that the store raises again
-    told.args = (
-        f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} were put: go on with the next",
-    )
+    how = "were put: go on with the next"
+    if isinstance(error, StoreFailed):
+        how = "are in the log, and not known to be durable: open the store again and read what is there"
+    told.args = (f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
     told.put_count = put_count
     return told
 

@@ -77,9 +77,7 @@ def test_every_reader_gives_each_message_that_is_left_once(lost: tuple[int, ...]
             assert [(m.queue_offset, m.body) for m in queue.read()] == [(n, body_of(n)) for n in there]
             assert queue.read_arrow(columns=["queueOffset"])["queueOffset"].to_pylist() == there
             for first in range(queue.min_offset, COUNT):  # wherever a chunk of units begins or ends
-                assert [m.queue_offset for m in queue.read(first, count=3)] == [
-                    n for n in there if first <= n < first + 3
-                ]
+                assert [m.queue_offset for m in queue.read(first, count=3)] == [n for n in there if first <= n][:3]
             assert queue.estimate_count(tags="a") == len(there)
             times = {m.store_timestamp: m.queue_offset for m in reversed(list(queue.read()))}
             for time, number in times.items():
@@ -185,7 +183,8 @@ def test_repair_knows_whose_messages_were_lost_after_recovery_passed_them(lost: 
     assert plan.lost == [LostMessage("t", 0, number) for number in lost]
     assert repair(plan).ok
     with stratalog.open(root, **TINY) as store:
-        assert [message.queue_offset for message in store.queue("t").read()] == list(range(COUNT))
+        assert store.queue("t").max_offset == COUNT
+        assert [message.queue_offset for message in store.queue("t").read()] == left(*lost)
         assert not [unit for unit in units_of(root) if unit[2] == LOST_TAGS_CODE]
 
 

@@ -3,8 +3,10 @@
 Every way to put several x every error, injected at each step that can raise it.
 """
 
+import contextlib
 import errno
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from stratalog.errors import DiskFull, IllegalMessage, StoreClosed, StoreFailed,
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store import arrow, record_put
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.disk import Disk
+from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.message_store import MessageStore
 
 COUNT = 120
@@ -97,7 +99,8 @@ def check_said(error: StratalogError, put: int) -> None:
     told = str(error)
     if put:
         assert f"The first {put:,} of {COUNT:,} " in told
-        assert told.count("were put") == 1
+        in_log = "are in the log, and not known to be durable"
+        assert told.count(in_log if isinstance(error, StoreFailed) else "were put: go on with the next") == 1
         assert "othing was" not in told
     else:
         assert "were put" not in told
@@ -190,3 +193,41 @@ def test_an_illegal_row_in_a_table_says_how_many_rows_were_put(batch: int, tmp_p
             store.append(pa.Table.from_batches(batches), topic="t", queue_id=0)
         check_said(raised.value, batch * (COUNT // 4))
         assert store.queue("t").max_offset == batch * (COUNT // 4)
+
+
+def test_rows_that_an_error_says_were_put_are_durable_under_sync_flush(tmp_path: Path) -> None:
+    good = pa.record_batch({"body": [b"a"] * 1000})
+    too_large = pa.record_batch({"body": [b"a" * (5 << 20)]})
+    with stratalog.open(tmp_path, flush="sync", small=True) as store:
+        with pytest.raises(IllegalMessage, match="The first 1,000 of 1,001 rows were put") as caught:
+            store.append(pa.Table.from_batches([good, too_large]), topic="t", queue_id=0)
+        assert caught.value.put_count == 1000
+        assert store.durable_offset == store.log.end_offset
+        assert store.queue("t").max_offset == 1000
+
+
+@pytest.mark.parametrize("way", ["append", "put_many"])
+def test_what_a_failed_flush_leaves_in_the_log_is_not_called_durable(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: MappedFile) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with contextlib.suppress(StoreFailed), stratalog.open(tmp_path, flush="sync", small=True) as store:
+        store.queue("t").put_many([b"first"])
+        monkeypatch.setattr(MappedFile, "sync", broken)
+        put: Callable[[], object] = {
+            "append": lambda: store.append(pa.record_batch({"body": [b"a"] * 9}), topic="t", queue_id=0),
+            "put_many": lambda: store.queue("t").put_many([b"a"] * 9),
+        }[way]
+        with pytest.raises(StoreFailed, match=r"The first 9 of 9 .* in the log, and not known to be durable") as caught:
+            put()
+        assert caught.value.put_count == 9
+
+
+def test_offsets_of_arrow_data_may_have_bytes_to_spare(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 1, 3) + b"\0")
+    column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    with stratalog.open(tmp_path, small=True) as store:
+        store.append(pa.record_batch({"body": column}), topic="t", queue_id=0)
+        assert [message.body for message in store.queue("t").read()] == [b"a", b"bc"]

@@ -119,7 +119,9 @@ def _address(data: Any) -> int:
     return int(np.frombuffer(data or b"\0", np.uint8).ctypes.data)
 
 
-def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue]) -> None:
+def _write(
+    store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], queues: list[Queue], now: int
+) -> None:  # fmt: skip
     """Append all rows with the put lock held, rolling between records."""
     names = [np.frombuffer(queue.topic.encode(), np.uint8) for queue in queues]
     table = np.zeros((len(queues), QUEUE_FIELDS), np.int64)
@@ -130,7 +132,6 @@ def _write(store: "MessageStore", rows: _Rows, rows_queue: NDArray[np.int32], qu
     first = 0
     for row, queue in zip(table, queues, strict=True):
         row[QUEUE_NEXT_OFFSET] = queue.next_offset
-    now = store.clock_ns() // 1_000_000
     if rows.born is not None:
         rows.born[rows.born_now] = now
     log.position_for(min(queue.fixed_size for queue in queues))
@@ -181,10 +182,10 @@ def append_batch(
     fixed_sizes = np.array([queue.fixed_size for queue in queues])[rows_queue]
     with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
         store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)
-        starts = [queue.next_offset for queue in queues]
+        starts, now = [queue.next_offset for queue in queues], store.clock_ns() // 1_000_000
         try:
             for number, rows in enumerate(pieces):
-                _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues)
+                _write(store, rows, np.ascontiguousarray(rows_queue[number * CHUNK_ROWS :][: rows.count]), queues, now)
         except StratalogError as error:  # a flush failed meanwhile
             put_count = sum(queue.next_offset for queue in queues) - sum(starts)
             if not put_count:
@@ -379,9 +380,10 @@ def _offsets(name: str, column: pa.Array) -> tuple[NDArray[np.int32], pa.Buffer]
     """A copy of the offsets of a string or binary column, which nobody changes any more, and its data. Raises
     `IllegalMessage` for offsets that lead out of the data."""
     _, offsets, data = column.buffers()
-    data = data if data is not None else pa.py_buffer(b"")
-    view = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].copy()
-    if view.size <= len(column) or view[0] < 0 or view[-1] > data.size or (view[1:] < view[:-1]).any():
+    data, count = data if data is not None else pa.py_buffer(b""), column.offset + len(column) + 1
+    there = min(count, offsets.size // np.dtype(np.int32).itemsize)
+    view = np.frombuffer(offsets, np.int32, there)[column.offset :].copy()
+    if there < count or view[0] < 0 or view[-1] > data.size or (view[1:] < view[:-1]).any():
         raise IllegalMessage(f"column {name!r} is no valid Arrow data: its offsets are wrong; nothing was written")
     return view, data
 

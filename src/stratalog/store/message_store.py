@@ -441,13 +441,21 @@ class MessageStore(Uncopied):
                 put_count += error.put_count
                 if not put_count:
                     raise
+                self._make_durable(put_count, batch.num_rows)
                 raise partly_put(error, put_count, batch.num_rows, "rows") from error
             put_count += piece.num_rows
             for key, found in added.items():
                 ranges[key] = range(ranges[key].start if key in ranges else found.start, found.stop)
-        if self.settings.flush == "sync":
-            self.commit.wait(self.log.end_offset)
+        self._make_durable(put_count, batch.num_rows)
         return ranges
+
+    def _make_durable(self, put_count: int, count: int) -> None:
+        """Under sync flush, wait until the first rows of a table are durable."""
+        if self.settings.flush == "sync" and put_count:
+            try:
+                self.commit.wait(self.log.end_offset)
+            except StratalogError as error:
+                raise partly_put(error, put_count, count, "rows") from error
 
     # -- durability ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
 
-from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange
+from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange, StratalogError, partly_put
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
@@ -286,7 +286,10 @@ class Queue(Uncopied):
             check_host("born_host", born_host),
         )  # fmt: skip
         if self._sync and receipts and asks_to_wait(texts if isinstance(texts, bytes) else texts[0]):
-            self._sync(receipts[-1].end_offset)
+            try:
+                self._sync(receipts[-1].end_offset)
+            except StratalogError as error:
+                raise partly_put(error, len(receipts), len(receipts), "messages of the list") from error
         return receipts
 
     def put_batch(
