@@ -35,7 +35,7 @@ test: setup ## lint, types and every test
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy src
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 torture: setup ## kill, cut power, fill disks, flip bits, plant faults: SEED= FORM=short|full ROWS=a,b CASE=
 	@PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(FORM),--form $(FORM)) \

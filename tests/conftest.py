@@ -19,12 +19,14 @@ MARKER_FOLDERS = frozenset({"unit", "property", "architecture", "golden", "inter
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests."""
+    """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests. Of
+    several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ."""
     for item in items:
         if TESTS not in item.path.parents:
             continue
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(folder if folder in MARKER_FOLDERS else "unit")
+        item.add_marker(pytest.mark.xdist_group(folder if folder in ("spark", "interop") else str(item.path)))
 
 
 def pytest_sessionstart() -> None:

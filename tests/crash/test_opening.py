@@ -7,15 +7,17 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crash import test_faults
-from crash.test_power_cut import body_of
+from crash.test_power_cut import TINY, body_of
 from crash.test_recovery import LOG_FILE, expected, filled, open_tiny, place
 from store.model import bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
+from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreFailed, StoreUnavailable
 from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
 from stratalog.layout.message import HEAD
@@ -27,6 +29,9 @@ from stratalog.store.index_file import Index
 from stratalog.store.message_store import MessageStore
 from stratalog.store.rederive import Progress
 from stratalog.store.topics import QueueType
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 
 @pytest.fixture
@@ -406,6 +411,73 @@ def test_a_log_file_of_another_store_is_refused(number: int, clean: bool, topic:
         with pytest.raises(CorruptData, match=rf"{path.name}.*of another store.*consumequeue/, index/ and checkpoint"):
             open_tiny(root, mode=mode)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_log_file_of_which_a_power_cut_tore_the_first_records_is_no_other_store_s(folder: Path) -> None:
+    store = open_tiny(folder / "running", mapped_file_size_commit_log=4 * LOG_FILE)
+    given = [store.put("t", bytes([1 + number]) * 9000, queue_id=int(number % 3 > 0)) for number in range(6)]
+    store.dispatch()
+    crash_copy(store, folder / "crashed")
+    store.close()
+    for count in range(1, 6):
+        for torn in combinations(range(6), count):
+            root = folder / "torn"
+            shutil.copytree(folder / "crashed", root)
+            for number in torn:
+                middle = (given[number].commit_log_offset + given[number].end_offset) // 2
+                with log_files(root)[0].open("r+b") as file:
+                    file.seek(middle - middle % 4096)
+                    file.write(bytes(4096))
+            left = [number for number in range(6) if number not in torn]
+            wanted = {queue_id: [1 + n for n in left if int(n % 3 > 0) == queue_id] for queue_id in (0, 1)}
+            for mode in ("r", "w"):
+                with open_tiny(root, mode=mode, mapped_file_size_commit_log=4 * LOG_FILE) as store:
+                    found = {key[1]: [body[0] for body in bodies] for key, bodies in intact(store).items()}
+                    assert {queue_id: found.get(queue_id, []) for queue_id in (0, 1)} == wanted, (torn, mode)
+            shutil.rmtree(root)
+
+
+def intact(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    """Bodies of all messages that can be read, by queue."""
+    found: dict[tuple[str, int], list[bytes]] = {}
+    for topic, queue_id in store.queues():
+        queue, read = store.queue(topic, queue_id), found.setdefault((topic, queue_id), [])
+        begin = queue.min_offset
+        while True:
+            try:
+                for message in queue.read(begin):
+                    read.append(message.body)
+                    begin = message.queue_offset + 1
+                break
+            except CorruptData as error:
+                begin = error.next_offset
+    return found
+
+
+@pytest.mark.parametrize("more", [1, 3, 100, 5000])
+@pytest.mark.parametrize("kept", [0, 5, 10, 11])
+def test_a_wrong_offset_that_the_next_message_belies_hides_no_other_message(kept: int, more: int, folder: Path) -> None:
+    filled(folder / "store", clean=False, count=48)
+    root, victim = folder / "store", 20  # offset 10 of queue 0; its unit is the last that is kept, or not
+    offsets = [record.commit_log_offset for record in walk(root).records]
+    for name in ("checkpoint", "queues.snapshot"):
+        (root / name).unlink(missing_ok=True)
+    units = queue_files(root, "t", 0)[0]
+    units.write_bytes(units.read_bytes()[: kept * UNIT.size].ljust(units.stat().st_size, b"\0"))
+    path, position = place(root, offsets[victim])
+    stored = bytearray(path.read_bytes())
+    at = position + HEAD.position("queue_offset")
+    stored[at : at + 8] = (10 + more).to_bytes(8)
+    path.write_bytes(stored)
+    for mode, is_told in (("r", True), ("w", True), ("w", False)):
+        with open_tiny(root, mode=mode) as store:
+            told = f"log offset {offsets[victim]:,}: offset {10 + more:,} in t/0"
+            assert any(told in note for note in store.recovery.notes) == is_told
+            assert intact(store)["t", 0] == [body_of(n) for n in range(0, 48, 2) if n != victim]
+    assert not verify(root, settings=StoreSettings(**TINY)).ok
+    assert repair(plan_repair(root, settings=StoreSettings(**TINY))).ok
+    with open_tiny(root) as store:
+        assert intact(store)["t", 0] == [body_of(n) for n in range(0, 48, 2)]
 
 
 @pytest.mark.parametrize("topic", ["t", "u"])

@@ -20,6 +20,9 @@ CALLS = {
     "put_many with flags": "store.queue('t').put_many([b'x', b'y'], flags=[1, 2])",
     "put_record": "store.queue('t').put_record(b'x')",
     "read": "list(store.queue('t').read())",
+    "offset_at": "store.queue('t').offset_at(1_700_000_000_000)",
+    "max_offset": "store.queue('t').max_offset",
+    "message": "store.message(0)",
     "read_arrow": "store.queue('t').read_arrow()",
     "query": "store.query('t', key='k')",
     "query_many": "store.query_many('t', ['k'])",
@@ -29,37 +32,54 @@ CALLS = {
     "create_topic": "store.create_topic('n')",
 }
 SCRIPT = """
-import os, resource, sys
+import os, resource, sys, traceback
 {imports}
 import stratalog
-store = stratalog.open(sys.argv[1], small=True)
-store.put('t', b'first', keys='k')
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-taken = []
-try:
-    while True:
-        taken.append(os.open('/dev/null', os.O_RDONLY))
-except OSError:
-    pass
-failure = None
-try:
-    {call}
-except stratalog.StratalogError as error:
-    failure = error
-for fd in taken:
-    os.close(fd)
-if failure:
-    print(type(failure).__name__, failure)
-    assert isinstance(failure, stratalog.StoreUnavailable), failure
-    {call}
-store.close()
+
+def use(path, free):
+    store = stratalog.open(path, small=True)
+    store.put('t', b'first', keys='k')
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open('/dev/null', os.O_RDONLY))
+    except OSError:
+        pass
+    for fd in taken[:free]:
+        os.close(fd)
+    failure = None
+    try:
+        {call}
+    except stratalog.StratalogError as error:
+        failure = error
+    for fd in taken[free:]:
+        os.close(fd)
+    if failure:
+        print(free, type(failure).__name__, failure)
+        assert isinstance(failure, stratalog.StoreUnavailable), failure
+        {call}
+    store.close()
+
+wrong = []
+for free in range({free_max} + 1):
+    if not os.fork():
+        try:
+            use(sys.argv[1] + str(free), free)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.wait()[1]:
+        wrong.append(free)
+assert not wrong, f"with {{wrong}} free descriptors"
 """
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_first_call_without_descriptors_works_or_is_refused(call: str, tmp_path: Path) -> None:
+def test_the_first_call_with_few_descriptors_works_or_is_refused(call: str, tmp_path: Path) -> None:
     imports = "import pyarrow as pa; batch = pa.record_batch({'body': [b'x']})" if call == "append" else ""
-    script = SCRIPT.format(call=CALLS[call], imports=imports)
+    script = SCRIPT.format(call=CALLS[call], imports=imports, free_max=5)
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True, check=False
     )

@@ -20,10 +20,11 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
-from stratalog.layout.message import FIXED_SIZE_V1, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
+from stratalog.layout.sysflag import enters_queue
 from stratalog.store.batch_queue import BatchQueue, lost_units
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
@@ -40,6 +41,7 @@ _GAP_UNITS_MAX = 1 << 16
 _FILL_SIZE_MIN, _FILL_PER_LOG_BYTE, _FILE_COST = 256 << 20, 64, 64 << 10
 """Filler units may take so many bytes on disk, and so many more for each byte of log; a file costs that much at least.
 A queue that begins in the middle takes up to a file of them, so a store of thousands of queues needs a lot."""
+_LOOK_AHEAD_RECORDS = 1 << 12
 _PASSED_OVER = 2**63 - 1
 """Next offset of a queue that cannot be: kernels take its records for dispatched."""
 
@@ -254,9 +256,30 @@ class Dispatcher:
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
-                if not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
+                belied = self._is_belied(file, first, count, record)
+                if belied or not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
                     first += 1
         return first, status
+
+    def _is_belied(self, file: MappedFile, number: int, count: int, record: Record) -> bool:
+        """Whether the record after this one in its queue has none that is higher, but one that the queue
+        still expects."""
+        queue_name = _topic_of(record), record.queue_id
+        next_offset = int(self._table.rows[self._row_of[queue_name]][QUEUE_NEXT_OFFSET])
+        positions = self._positions[number + 1 : min(count, number + 1 + _LOOK_AHEAD_RECORDS)]
+        heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
+        for other in np.flatnonzero(heads["queue_id"] == record.queue_id).tolist():
+            following = self._record(file, number + 1 + other)
+            if (_topic_of(following), following.queue_id) == queue_name and enters_queue(following.sys_flag):
+                if not next_offset <= following.queue_offset <= record.queue_offset:
+                    return False
+                self._note(
+                    f"log offset {record.commit_log_offset:,}: offset {record.queue_offset:,} in {queue_name[0]}/"
+                    f"{queue_name[1]} cannot be, the next message there has {following.queue_offset:,}; the message is "
+                    "not in that queue"
+                )
+                return True
+        return False
 
     def _take_special(self, file: MappedFile, number: int, base: int) -> None:
         """A record of a batch topic, or one that stands in light queues beside its own."""

@@ -28,7 +28,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import lacks_extension
-from stratalog.store.log_scan import is_record
+from stratalog.store.log_scan import is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
 
 _CLOCK_MARGIN_MS = 3000
@@ -79,13 +79,24 @@ def _was_repaired(log: CommitLog, begin: int) -> bool:
 
 def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:
     """Whether one of the first two units that lead into the log file from `begin` on finds its message there; None
-    when there are not two."""
+    when there are not two, or where both messages may be damaged, as no other record is in their place."""
     if not isinstance(queue, ConsumeQueue):
         return None
     number = queue.offset_of(begin)
     units = [(n, *queue.unit(n)) for n in range(number, min(number + 2, queue.end_offset))]
     inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
-    return any(_is_message(log, queue, *unit) for unit in inside) if len(inside) == 2 else None
+    if len(inside) == 2 and any(_is_message(log, queue, *unit) for unit in inside):
+        return True
+    return False if len(inside) == 2 and any(_is_taken(log, unit[1]) for unit in inside) else None
+
+
+def _is_taken(log: CommitLog, commit_log_offset: int) -> bool:
+    """Whether a whole record covers the byte at a log offset."""
+    file, position = log.file_at(commit_log_offset)
+    base = commit_log_offset - position
+    before = newest_before(file, position, base)
+    end = before + HEAD.unpack(file.view.data, before).total_size if before >= 0 else 0
+    return 0 <= next_record(file, end, base) <= position
 
 
 def _is_message(

@@ -189,7 +189,7 @@ class LogScan:
                 file.address, position, piece.end, piece.base, VERIFY, positions, sizes
             )  # fmt: skip
             if self._looks_for_torn:
-                torn = _first_torn(file, positions[:count], sizes[:count], self._vouched_end - piece.base)
+                torn = first_torn(file, positions[:count], sizes[:count], self._vouched_end - piece.base)
                 if torn < count:
                     count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
             total += count
@@ -284,11 +284,11 @@ def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
     following = next_record(file, position + BLANK.size, base_offset)
     if following < 0:
         return True
-    newest = _newest_before(file, position, base_offset)
+    newest = newest_before(file, position, base_offset)
     return newest >= 0 and _stored_ms(file, following) < _stored_ms(file, newest)
 
 
-def _newest_before(file: MappedFile, position: int, base_offset: int) -> int:
+def newest_before(file: MappedFile, position: int, base_offset: int) -> int:
     """Position of the last whole record of a log file before a position, -1 when there is none."""
     positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
     newest, begin = -1, next_record(file, 0, base_offset)
@@ -315,7 +315,7 @@ def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
     return int(find_record(file.address, begin, end, base_offset)) if begin < end else -1
 
 
-def _first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
+def first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
     """Number of the first record at or after position `vouched` whose properties were not written to their end; the
     count when there is none.
 

@@ -300,9 +300,11 @@ class MessageStore(Uncopied):
 
     def queue(self, topic: str, queue_id: int = 0) -> Queue:
         """The queue, bound to this store; a new one appears on disk with its first message."""
-        topic, queue_id = exact_text("topic", topic), check_queue_id(queue_id)
+        if type(topic) is not str or type(queue_id) is not int:
+            topic, queue_id = exact_text("topic", topic), check_queue_id(queue_id)
         queue = self._queues.get((topic, queue_id))
         if queue is None:
+            check_queue_id(queue_id)
             if (topic, queue_id) not in self._dispatcher.queues and not is_light_name(topic):
                 names.check_topic(topic)
                 if not self._disk.read_only:
@@ -398,14 +400,16 @@ class MessageStore(Uncopied):
 
         Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
-        properties = exact_properties(properties)
-        if self.settings.flush == "sync":
+        if properties is not None and type(properties) is not dict:
+            properties = exact_properties(properties)
+        is_sync = self.settings.flush == "sync"
+        if is_sync:
             check_loop()  # before anything is stored
-        receipt = self.put(
-            topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
-            born_timestamp=born_timestamp, wait=False,
+        receipt = self.queue(topic, queue_id).put(
+            body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp,
+            wait=False,
         )  # fmt: skip
-        if self.settings.flush != "sync" or not is_wait(properties.get(WAIT)):
+        if not is_sync or (properties and not is_wait(properties.get(WAIT))):
             return receipt
         await (self._futures or self._start_futures()).durable(receipt.end_offset)
         return receipt

@@ -21,6 +21,7 @@ from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.message import Message, is_placeholder, message_at
+from stratalog.store.os_errors import loads
 
 if TYPE_CHECKING:
     from stratalog.store.commit_log import CommitLog
@@ -34,6 +35,7 @@ _unpack_unit = UNIT.struct.unpack_from
 
 
 @cache
+@loads("messages cannot be read")
 def _natives() -> tuple[Callable[..., int], Callable[..., Message | None]]:
     owner = (Message, None, b"replace")
     return native.read_units.bind(owner), native.read_record.bind(owner)

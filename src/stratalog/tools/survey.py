@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
-from stratalog.layout.message import BATCH_ENTRY, HEAD, PROPERTIES_LENGTH, decode_record
+from stratalog.layout.message import BATCH_ENTRY, HEAD, PROPERTIES_LENGTH
 from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
-from stratalog.store.log_scan import closes_file, is_unfinished, next_record
+from stratalog.store.log_scan import closes_file, first_torn, is_unfinished, next_record
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable
 
@@ -94,12 +94,12 @@ class FileSurvey:
 
 
 def survey_log(
-    directory: Path, disk: Disk, *, file_size: int, was_closed: bool, threads: int | None = None,
+    directory: Path, disk: Disk, *, file_size: int, torn_from: int, threads: int | None = None,
     advance: Advance | None = None,
 ) -> Iterator[FileSurvey]:  # fmt: skip
     """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
 
-    After a clean stop (`was_closed`) no record is torn.
+    From log offset `torn_from` on records may be torn (see `verify_files.torn_from`).
     """
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
     with ThreadPoolExecutor(count, "stratalog-survey") as pool:
@@ -107,7 +107,7 @@ def survey_log(
         try:
             for path, start in _expected_files(directory, disk, file_size):
                 ahead.append(pool.submit(
-                    survey_file, path, start, disk, file_size=file_size, was_closed=was_closed, advance=advance
+                    survey_file, path, start, disk, file_size=file_size, torn_from=torn_from, advance=advance
                 ))  # fmt: skip
                 if len(ahead) > count:
                     yield ahead.popleft().result()
@@ -139,7 +139,7 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
 
 
 def survey_file(
-    path: Path, base_offset: int, disk: Disk, *, file_size: int, was_closed: bool, advance: Advance | None = None
+    path: Path, base_offset: int, disk: Disk, *, file_size: int, torn_from: int, advance: Advance | None = None
 ) -> FileSurvey:
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
@@ -155,19 +155,17 @@ def survey_file(
     position = done = 0
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
+        torn = first_torn(file, positions[:count], sizes[:count], torn_from - base_offset)
+        if torn < count:
+            count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
         pieces.append(_without_wild(found, positions[:count], sizes[:count]))
         if advance:
             advance(position - done, count)
             done = position
         if status == ScanStatus.FULL:
             continue
-        stopped = position
         found.is_closed = file.size == file_size and closes_file(file, position, base_offset)
-        if not (found.is_closed or was_closed) and _drop_torn(file, pieces[-1]):
-            position = int(pieces[-1][0][-1])
-            pieces[-1] = pieces[-1][0][:-1], pieces[-1][1][:-1]
-            status = ScanStatus.BAD_LENGTHS
-        following = -1 if found.is_closed else next_record(file, stopped + 1, base_offset)
+        following = -1 if found.is_closed else next_record(file, position + 1, base_offset)
         if following < 0:
             break
         found.damages.append(Damage(base_offset + position, base_offset + following, ScanStatus(status).name))
@@ -200,16 +198,6 @@ def _without_wild(
         begin = found.base_offset + int(positions[number])
         found.damages.append(Damage(begin, begin + int(sizes[number]), WILD))
     return positions[~wild], sizes[~wild]
-
-
-def _drop_torn(file: MappedFile, records: tuple[NDArray[np.int64], NDArray[np.int32]]) -> bool:
-    """Whether the last record before damage was torn itself. No checksum covers properties, but they end with a
-    separator: a zero there was never written, or taken by a crash."""
-    if not len(records[0]):
-        return False
-    position, size = int(records[0][-1]), int(records[1][-1])
-    is_zero = not file.view[position + size - 1]
-    return is_zero and bool(decode_record(file.map[position : position + size], verify=False).properties)
 
 
 def last_written(file: MappedFile, position: int) -> int:

@@ -25,7 +25,14 @@ from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import sized
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
-from stratalog.tools.verify_files import check_checkpoint, check_files, check_snapshot, log_files_size, was_closed
+from stratalog.tools.verify_files import (
+    check_checkpoint,
+    check_files,
+    check_snapshot,
+    log_files_size,
+    torn_from,
+    was_closed,
+)
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
 from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, Unreadable, VerifyReport
@@ -94,7 +101,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
         root / COMMIT_LOG,
         ReportingDisk(report),
         file_size=settings.commit_log_file_size,
-        was_closed=report.clean,
+        torn_from=torn_from(root, disk),
         threads=threads,
         advance=count.add,
     )

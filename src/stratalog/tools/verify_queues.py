@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
-from stratalog.kernels.queue_table import QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
+from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
 from stratalog.layout.light import allows_light, is_light
 from stratalog.layout.message import Record, decode_record
 from stratalog.layout.names import (
@@ -25,6 +25,7 @@ from stratalog.layout.names import (
     queue_id_of,
 )
 from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_filler
+from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.dispatch import QueueTable, may_be_lost
@@ -142,6 +143,7 @@ class QueueCheck:
                 self._register(self._record(chunk, done))
                 continue
             self._compare(chunk, begin, done)
+            self._report_passed_over(chunk, begin, done)
             begin = done
             if status == UnitStatus.GAP and not self._pass_gap(chunk, done):
                 begin = done = done + 1
@@ -206,6 +208,22 @@ class QueueCheck:
                 self._report_differences(queue, expected, stored)
             queue.next += len(expected)
             self._report.unit_count += len(expected)
+
+    def _report_passed_over(self, chunk: Chunk, begin: int, end: int) -> None:
+        """Records whose queue was further on than their offset already: the queue does not lead to them."""
+        for number in (begin + np.flatnonzero(self._rows[begin:end] == NO_ROW)).tolist():
+            record = self._record(chunk, number)
+            row = self._row_of.get((_topic_of(record), record.queue_id))
+            queue = self._by_row[row] if row is not None and enters_queue(record.sys_flag) else None
+            if queue is not None:
+                self._report.add(
+                    Problem(
+                        "log", str(chunk.file.path), int(chunk.positions[number]),
+                        f"offset {queue.next:,} or a later one in queue {queue.files.name}",
+                        f"{record.queue_offset:,}, which a record before it has or went past; the message is not in "
+                        "its queue", "let `stratalog repair STORE` restore the record that is wrong, or set it aside",
+                    )
+                )  # fmt: skip
 
     @staticmethod
     def _look_up(chunk: Chunk, extension: ExtensionFiles, expected: Units, stored: Units) -> None:
