@@ -59,13 +59,13 @@ def _restored(kind: type[StratalogError], args: tuple[Any, ...], attributes: dic
 
 def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> StratalogError:
     """The error that ended a put of several, saying how many (`what`) were put."""
-    told = copy(error)  # it may be one that the store raises again
+    raised = copy(error)  # it may be one that the store raises again
     how = "were put: go on with the next"
     if isinstance(error, StoreFailed):
         how = "are in the log, and not known to be durable: open the store again and read what is there"
-    told.args = (f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
-    told.put_count = put_count
-    return told
+    raised.args = (f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
+    raised.put_count = put_count
+    return raised
 
 
 class ConfigurationError(StratalogError):

@@ -61,7 +61,7 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "believe the seal while queues are built again", "store/recovery.py",
-        "            disown()\n", "            pass\n",
+        "            invalidate()\n", "            pass\n",
         (f"{POWER}::test_what_was_being_built_again_is_not_believed",),
     ),
     Fault(

@@ -151,7 +151,7 @@ def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
 
 
 def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
-    from stratalog.tools.repair_actions import lost_json, told
+    from stratalog.tools.repair_actions import described, lost_json
 
     return {
         "store": str(plan.root),
@@ -159,7 +159,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "actions": [
             {
                 "kind": action.kind, "path": action.path, "position": action.position, "size": action.size,
-                "reason": action.reason, "placeholders": len(action.lost), "does": told(action),
+                "reason": action.reason, "placeholders": len(action.lost), "does": described(action),
             }
             for action in plan.actions
         ],
@@ -176,7 +176,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
 
 
 def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
-    from stratalog.tools.repair_actions import told
+    from stratalog.tools.repair_actions import described
 
     report = plan.report
     size = sum(action.size for action in plan.actions if action.kind in ("cover", "cut", "drop"))
@@ -207,7 +207,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
         return
     print("\nplan" if not acting else "\ndoing", flush=True)
     for number, action in enumerate(plan.actions[:_LISTED_MAX], 1):
-        print(f"  {number}. {clean(told(action))}")
+        print(f"  {number}. {clean(described(action))}")
     if len(plan.actions) > _LISTED_MAX:
         print(f"  … and {len(plan.actions) - _LISTED_MAX:,} more (--json lists all)")
     if not acting:

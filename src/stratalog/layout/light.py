@@ -64,7 +64,7 @@ def joined_offsets(offsets: list[int]) -> str:
 def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
     """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
 
-    A record that some broker stored without offsets stands nowhere. An offset is believed only if the log in front of
+    A record that some broker stored without offsets stands nowhere. An offset is trusted only if the log in front of
     the record has room for that many messages.
     """
     stored_names = find_property(properties, MULTI_DISPATCH.encode())

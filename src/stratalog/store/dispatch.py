@@ -256,12 +256,12 @@ class Dispatcher:
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
-                belied = self._is_belied(file, first, count, record)
-                if belied or not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
+                contradicted = self._is_contradicted(file, first, count, record)
+                if contradicted or not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
                     first += 1
         return first, status
 
-    def _is_belied(self, file: MappedFile, number: int, count: int, record: Record) -> bool:
+    def _is_contradicted(self, file: MappedFile, number: int, count: int, record: Record) -> bool:
         """Whether the record after this one in its queue has none that is higher, but one that the queue
         still expects."""
         queue_name = _topic_of(record), record.queue_id

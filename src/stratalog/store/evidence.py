@@ -145,7 +145,7 @@ def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> 
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
-    """Whether a unit says what its record says. One whose record is damaged, or not in the log, is believed."""
+    """Whether a unit says what its record says. One whose record is damaged, or not in the log, is trusted."""
     commit_log_offset, size, tags_code = unit[:3]
     if not log.first_offset <= commit_log_offset < log.end_offset:
         return True

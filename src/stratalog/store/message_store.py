@@ -162,9 +162,9 @@ class MessageStore(Uncopied):
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer
         self.queue_set.load()
-        believed = last_locked if clean else None
+        trusted = last_locked if clean else None
         untouched, damages = load_queues(
-            self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=believed
+            self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
         )
         if not self._disk.read_only:
             if self.index:
@@ -175,7 +175,7 @@ class MessageStore(Uncopied):
         self.recovery = recover(
             self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
             meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-            disown=lambda: self._disown(checkpoint.seal), beside_writer=beside_writer,
+            invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
         )  # fmt: skip
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
@@ -566,7 +566,7 @@ class MessageStore(Uncopied):
             except (OSError, StoreFailed) as error:
                 raise self._reason(error) from error
 
-    def _disown(self, seal: Seal | None) -> None:
+    def _invalidate(self, seal: Seal | None) -> None:
         """Vouch for nothing that is derived from the log: it is about to be built again, and a power cut meanwhile may
         leave holes in it that no count tells."""
         if not self._disk.read_only:

@@ -2,7 +2,7 @@
 
 A read-only store is opened without a lock, so a writer may roll, close, recover or delete files meanwhile. What a later
 step reads must not be ahead of what an earlier one read: checkpoint and abort file are read before the log is listed.
-Where that is not enough, opening fails or believes a clean-shutdown marker that is gone. Then it starts again, as long
+Where that is not enough, opening fails or trusts a clean-shutdown marker that is gone. Then it starts again, as long
 as the files changed or a writer holds the lock.
 """
 

@@ -40,8 +40,8 @@ The files as a whole are in one of these states; what is refused is refused befo
       not in the log's order
     a newest unit that says something else than  it was written in part: it is built again
       its record
-    a snapshot that is stale in any way          not believed: the queues themselves are looked at (`snapshot`)
-    an index header that its items belie, a      that file and later ones are built again
+    a snapshot that is stale in any way          not trusted: the queues themselves are looked at (`snapshot`)
+    an index header that its items deny, a       that file and later ones are built again
       wild count, or, in a file that somebody
       else may have written, items that do not
       lead to those before them
@@ -55,9 +55,10 @@ checkpoint is made to vouch for the log alone. The scan begins at the newest rec
 without a seal that holds, at the log's beginning. After a crash damage is looked for in the last three log files too,
 where RocketMQ would end the log.
 
-Much of the log that nothing vouches for (no seal after a crash, or queues that belie it) is read once: queues and index
-are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is seen there,
-and it tells the end that index files and queues are held against. What is after the end goes when all is built.
+Much of the log that nothing vouches for (no seal after a crash, or queues that contradict it) is read once: queues
+and index are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is
+seen there, and it tells the end that index files and queues are held against. What is after the end goes when all is
+built.
 """
 
 import itertools
@@ -127,13 +128,13 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    disown: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
+    invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
-    vouched for. `disown` is called before what is there goes, because it is not what it was vouched for as. Raises
+    vouched for. `invalidate` is called before what is there goes, because it is not what it was vouched for as. Raises
     `CorruptData` when a part of the log is not there.
 
     Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
@@ -164,10 +165,10 @@ def recover(
             spans, end = walk.spans(), walk.presumed_end()
         else:
             meter.begin("checking the log", start, limit)
-            spans, end = _told(walk.spans(), meter), found.end_offset
+            spans, end = _reported(walk.spans(), meter), found.end_offset
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         if not intact:
-            disown()
+            invalidate()
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
         first = begin if clean or beside_writer else min(begin, _checked_by_rocketmq(log, end))
         if first < start:  # damage there may have been found by an earlier opening, and is passed over again
@@ -194,7 +195,7 @@ def recover(
         log.end_offset = limit
         return recover(
             log, dispatcher, index, checkpoint, clean=clean, untouched=untouched, meter=meter, keep=keep,
-            disown=disown, may_presume=False, beside_writer=False,
+            invalidate=invalidate, may_presume=False, beside_writer=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
@@ -203,7 +204,7 @@ def recover(
     if report.quarantined:  # an offset that was given to a message is never given to another
         for queue, given in ((queue, given) for queue, given in ends.items() if queue.end_offset < given):
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
-                queue.skip_to(given, _nowhere(log))
+                queue.skip_to(given, _unused_place(log))
             else:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
@@ -218,8 +219,8 @@ def _checked_by_rocketmq(log: CommitLog, end_offset: int) -> int:
     return log.first_offset + max(0, newest + 1 - _CHECKED_FILES) * log.file_size
 
 
-def _told(spans: Iterable[Span], meter: Meter) -> Iterable[Span]:
-    """All of them, after a walk that was told."""
+def _reported(spans: Iterable[Span], meter: Meter) -> Iterable[Span]:
+    """All of them, after a walk whose progress was reported."""
     walked = []
     for begin, stop in spans:
         walked.append((begin, stop))
@@ -242,7 +243,7 @@ def _load_index(
     return intact
 
 
-def _nowhere(log: CommitLog) -> tuple[int, int]:
+def _unused_place(log: CommitLog) -> tuple[int, int]:
     """A place without a message for the units of a queue that lost all it had: over the end of a log file, before all
     that will be put. RocketMQ passes over it, and over what else lies in that file."""
     return max(0, (int(log.files[-1].path.name) if log.files else 0) - 1), 2

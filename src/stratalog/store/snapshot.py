@@ -1,6 +1,6 @@
 """The queues as the last clean stop left them, in one small file, so that opening looks into none of them.
 
-What stands in it is what `ConsumeQueue.load` would find. It is believed only as long as nothing else can have changed a
+What stands in it is what `ConsumeQueue.load` would find. It is trusted only as long as nothing else can have changed a
 queue since:
 
 - nobody has taken the store's lock since (taking it writes the lock file; RocketMQ does that too);

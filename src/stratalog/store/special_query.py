@@ -21,8 +21,8 @@ def members_with(records: list[Message], key: str, limit: int) -> Hits:
     """The newest `limit` messages of records that a key led to: of a batch the members that carry the key themselves;
     where none does the key is the batch's as a whole, and all its members are meant."""
     found: list[Message] = []
-    told = records if isinstance(records, Hits) else Hits()
-    damaged = [*told.damaged]
+    hits = records if isinstance(records, Hits) else Hits()
+    damaged = [*hits.damaged]
     for record in records:
         try:
             members = unwrapped(record)
@@ -30,7 +30,7 @@ def members_with(records: list[Message], key: str, limit: int) -> Hits:
             damaged.append(error)
             continue
         found += [member for member in members if key in member.keys or key == member.unique_key] or members
-    return _newest(found, limit, more=told.more, damaged=damaged)
+    return _newest(found, limit, more=hits.more, damaged=damaged)
 
 
 def light_hits(

@@ -230,7 +230,7 @@ def dump_extension(path: Path) -> Iterator[Item]:
 
 
 def dump_index(path: Path) -> Iterator[Item]:
-    """Header and items of an index file, oldest item first. A header of zeros (after a crash) is not believed."""
+    """Header and items of an index file, oldest item first. A header of zeros (after a crash) is not trusted."""
     disk = PrivateDisk()
     file = _mapped(path, disk)
     data = file.view.data

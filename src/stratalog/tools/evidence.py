@@ -337,12 +337,12 @@ class Evidence:
         is_other = ~agrees & np.isin(offsets, self._offsets)
         file_count = int(files.max(initial=0)) + 1
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees, is_other))
-        believed = ~agrees & (other <= np.maximum(agreeing, 1))[files]
-        believed &= bool(agreeing.any() or other.sum() <= 1)
+        trusted = ~agrees & (other <= np.maximum(agreeing, 1))[files]
+        trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
         trust = agreeing - other
         for number, offset, size, count, file in zip(
-            *(column[believed].tolist() for column in (numbers, offsets, sizes, counts, files)), strict=True
+            *(column[trusted].tolist() for column in (numbers, offsets, sizes, counts, files)), strict=True
         ):
             claim = Claim(*queue.key, number, size, count, (int(trust[file]), int(trust.sum())))
             claims[offset].append(claim)

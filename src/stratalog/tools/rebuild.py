@@ -302,8 +302,8 @@ def _build(
             recovery, log_end = store.recovery, store.log.end_offset
     except CorruptData as error:  # of the log, which is the store's own
         draft, root = str(staging), str(staging.parent)
-        told = f"{error}. Nothing was changed"
-        error.args, error.path = (told.replace(draft, root),), error.path.replace(draft, root)
+        message = f"{error}. Nothing was changed"
+        error.args, error.path = (message.replace(draft, root),), error.path.replace(draft, root)
         raise
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
     return Rebuilt(

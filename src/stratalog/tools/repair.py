@@ -20,7 +20,7 @@ from stratalog.store.os_errors import refusing
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import QUARANTINE, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
-from stratalog.tools.repair_actions import Action, lost_json, told
+from stratalog.tools.repair_actions import Action, described, lost_json
 from stratalog.tools.repair_plan import RepairPlan, log_stamps
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR, UNDER_REPAIR_UNCLEAN
@@ -104,7 +104,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
         disk.replace(root / ABORT, UNDER_REPAIR if plan.report.clean else UNDER_REPAIR_UNCLEAN)
     disk.remove(root / SNAPSHOT)  # it is of the store as it was
     for action in plan.actions:
-        step(told(action))
+        step(described(action))
         path = root / action.path
         if action.kind in ("extend", "create"):
             _give_size(path, action, disk)

@@ -42,7 +42,7 @@ def lost_json(message: LostMessage) -> dict[str, Any]:
     return found
 
 
-def told(action: Action) -> str:
+def described(action: Action) -> str:
     """What a step does, in a few words."""
     place = f"{action.path} at byte {action.position:,}"
     match action.kind:

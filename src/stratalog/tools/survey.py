@@ -188,7 +188,7 @@ def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
 def _without_wild(
     found: FileSurvey, positions: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The records but for those whose queue offset no log can lead to. No checksum covers it, and whoever believed it
+    """The records but for those whose queue offset no log can lead to. No checksum covers it, and whoever trusted it
     would fill a queue up to there."""
     assert found.file is not None
     at = positions[:, None] + np.arange(_QUEUE_OFFSET, _QUEUE_OFFSET + _QUEUE_OFFSETS.size)
