@@ -411,6 +411,7 @@ def test_a_log_file_of_another_store_is_refused(number: int, clean: bool, topic:
         with pytest.raises(CorruptData, match=rf"{path.name}.*of another store.*consumequeue/, index/ and checkpoint"):
             open_tiny(root, mode=mode)
     assert {path: path.read_bytes() for path in before} == before
+    assert (root / "abort").exists() != clean
 
 
 def test_a_log_file_of_which_a_power_cut_tore_the_first_records_is_no_other_store_s(folder: Path) -> None:
@@ -452,6 +453,29 @@ def intact(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
             except CorruptData as error:
                 begin = error.next_offset
     return found
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_log_files_in_each_other_s_place_are_refused_and_kept(clean: bool, folder: Path) -> None:
+    root = folder / "store"
+    filled(root, clean=True, count=200)
+    if not clean:
+        (root / "abort").touch()
+    paths = log_files(root)
+    stored = [path.read_bytes() for path in paths]
+    for one, other in combinations(range(len(paths)), 2):
+        paths[one].write_bytes(stored[other])
+        paths[other].write_bytes(stored[one])
+        assert not verify(root, settings=StoreSettings(**TINY)).ok
+        with contextlib.suppress(CorruptData):
+            open_tiny(root).close()
+        assert paths[one].read_bytes() == stored[other]
+        assert paths[other].read_bytes() == stored[one]
+        paths[one].write_bytes(stored[one])
+        paths[other].write_bytes(stored[other])
+        with open_tiny(root) as store:
+            check(store)
+            assert bodies(store) == expected(range(200))
 
 
 @pytest.mark.parametrize("more", [1, 3, 100, 5000])

@@ -297,6 +297,14 @@ class Inflict:
         self._change_log(put.offset + at, stored)
         return f"{name} of the record at {put.offset} := {int.from_bytes(stored)}"
 
+    def record_end(self) -> str:
+        """The last bytes of a record are zeros, or noise."""
+        put = self.chance.choice(self.original.puts)
+        count = self.chance.choice((1, 1, 2, 5, 12, 20, 25))
+        data = bytes(count) if self.chance.random() < 0.7 else self.chance.randbytes(count)
+        self._change_log(put.offset + len(put.data) - count, data)
+        return f"the last {count} bytes of the record at {put.offset}"
+
     def flag(self) -> str:
         """One of the two flags of a batch, in a record of any kind."""
         put = self.chance.choice(self.original.puts)
@@ -460,7 +468,7 @@ def inflict(original: Original, root: Path, chance: random.Random, other: Origin
         damage.field, damage.field, damage.field, damage.field, damage.zeros, damage.doubled, damage.swapped,
         damage.torn, damage.cut, damage.longer, damage.removed, damage.empty, damage.foreign, damage.odd,
         damage.moved, damage.moved, damage.blank, damage.old_block, damage.place, damage.place,
-        damage.property, damage.property, damage.flag,
+        damage.property, damage.property, damage.flag, damage.record_end,
     ]  # fmt: skip
     others: list[Callable[[], str]] = [
         damage.queue,

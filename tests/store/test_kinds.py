@@ -10,9 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, Content, Key, Kind, Known, read_on, trees
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, SIZES, Content, Key, Kind, Known, read_on, trees
+from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH
+from stratalog.layout.names import ABORT, COMMIT_LOG
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
@@ -315,6 +317,27 @@ def test_a_damaged_record_hides_its_own_messages_only(kind: Kind, position: str,
             if hidden:
                 assert errors[0].next_offset == max(hidden) + 1
             file.view[start + at] ^= 0x10
+
+
+@every_kind
+def test_damage_that_was_found_once_is_told_at_every_opening(kind: Kind, tmp_path: Path) -> None:
+    from stratalog.layout.message import HEAD
+
+    messages = next(iter(kind.made(tmp_path).queues.values()))
+    number, position = divmod(messages[len(messages) // 2].commit_log_offset, SIZES["mapped_file_size_commit_log"])
+    path = sorted((tmp_path / COMMIT_LOG).iterdir())[number]
+    stored = bytearray(path.read_bytes())
+    stored[position + HEAD.size + 2] ^= 0x10
+    path.write_bytes(stored)
+    (tmp_path / ABORT).touch()
+    for _ in range(3):
+        with kind.open(tmp_path) as store:
+            assert len(store.recovery.quarantined) == 1
+            assert "damaged ranges in the log: 1" in store.recovery.warning
+    rebuild(tmp_path, settings=StoreSettings(**SIZES, **kind.settings))
+    for mode in ("r", "w", "w"):
+        with kind.open(tmp_path, mode=mode) as store:
+            assert len(store.recovery.quarantined) == 1
 
 
 @every_kind

@@ -396,14 +396,50 @@ def test_a_record_that_garbage_in_its_flags_keeps_from_its_queue_is_reported_los
     assert served(root).items() == put.items() - {((topic, 0, 2), put[topic, 0, 2])}
 
 
-@pytest.mark.parametrize("number", [4, 8])
-def test_a_zero_in_the_place_of_the_last_separator_costs_no_message(number: int, tmp_path: Path) -> None:
-    """In a store that was closed no record is torn: the body is whole."""
+@pytest.mark.parametrize(("number", "crashed"), [(4, False), (4, True), (8, False)])
+def test_a_zero_in_the_place_of_the_last_separator_costs_no_message(number: int, crashed: bool, tmp_path: Path) -> None:
+    """In a store that was closed no record is torn, nor is one that a whole record follows: the body is whole."""
     root = tmp_path / "store"
     with opened(root) as store:
         receipts = [store.put("orders", b"%d" % n * 20, keys="k", tags="t") for n in range(9)]
     put = served(root)
     change(log_path(root), receipts[number].end_offset - 1, b"\0")
+    if crashed:
+        (root / "abort").touch()
     assert repair(plan_repair(root)).ok
+    assert served(root) == put
     rebuild(root)
     assert served(root) == put
+
+
+@pytest.mark.parametrize("topic", ["orders", "receipts"], ids=["of a known queue", "alone in its queue"])
+@pytest.mark.parametrize("field", ["total_size", "magic", "body_crc", "commit_log_offset"])
+def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_reported(
+    field: str, topic: str, tmp_path: Path
+) -> None:
+    root, size = tmp_path / "store", HEAD.position(field)
+    width = next(one.size for one in HEAD.fields if one.name == field)
+    with opened(root) as store:
+        for number in range(20):
+            store.put("orders", b"%04d" % number * 10)
+        newest = store.put(topic, b"X" * 40)
+        store.put("other", b"last")
+    put = served(root)
+    whole = log_path(root).read_bytes()
+    for bit in range(8 * width):
+        shutil.copytree(root, tmp_path / "damaged")
+        damaged = tmp_path / "damaged"
+        shutil.rmtree(damaged / "consumequeue")
+        (damaged / "queues.snapshot").unlink()
+        (damaged / "abort").touch()
+        at = newest.commit_log_offset + size + bit // 8
+        change(log_path(damaged), at, bytes([whole[at] ^ 1 << bit % 8]))
+        plan = plan_repair(damaged)
+        assert repair(plan).ok
+        after = served(damaged)
+        is_there = put.items() <= after.items()
+        assert is_there or plan.lost_count + plan.unplaced_count, f"bit {bit} of {field}"
+        if not is_there and plan.lost_count:
+            with opened(damaged) as store:
+                assert store.put(topic, b"new").queue_offset > newest.queue_offset
+        shutil.rmtree(damaged)

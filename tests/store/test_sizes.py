@@ -20,7 +20,9 @@ from stratalog.store.disk import PrivateDisk
 from stratalog.store.message_store import MessageStore
 from stratalog.store.sizes import SMALL_FILES, sized
 from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 EXTENDED: dict[str, Any] = {"enable_consume_queue_ext": True}
 TINY: dict[str, Any] = {
@@ -237,3 +239,34 @@ def test_a_rebuild_that_is_refused_names_the_file_of_the_store(length: int, tmp_
         rebuild(tmp_path)
     assert caught.value.path == str(newest)
     assert names.STAGING not in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [1, -1, 4096, -4096])
+@pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
+def test_a_noted_size_holds_against_the_only_file(more: int, crashed: bool, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    if crashed:
+        (tmp_path / "abort").touch()
+    (path,) = (tmp_path / names.COMMIT_LOG).iterdir()
+    note = (tmp_path / names.SIZES).read_bytes()
+    os.truncate(path, path.stat().st_size + more)
+    assert not verify(tmp_path).ok
+    for mode in ("r", "w"):
+        with pytest.raises(CorruptData, match="the log's files have"):
+            stratalog.open(tmp_path, mode=mode)
+    assert (tmp_path / names.SIZES).read_bytes() == note
+    assert repair(plan_repair(tmp_path)).ok
+    with stratalog.open(tmp_path) as store:
+        assert [message.body for message in store.queue("t").read()] == [b"one"]
+
+
+def test_verify_takes_the_sizes_that_opening_takes(tmp_path: Path) -> None:
+    """RocketMQ makes an index file with its first message, with keys or without: it shows its length alone."""
+    with stratalog.open(tmp_path, **TINY, **QUIET) as store:
+        store.put("t", b"one")
+    (tmp_path / names.SIZES).unlink()
+    (path,) = (tmp_path / names.INDEX).iterdir()
+    path.write_bytes(bytes(39) + b"\1" + bytes(file_size(50, 200) - 40))
+    assert verify(tmp_path).ok
+    assert not plan_repair(tmp_path).actions

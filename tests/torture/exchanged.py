@@ -207,6 +207,7 @@ def judge(base: Base, root: Path, what: str) -> bool:
     strays = stray_records(root)
     if strays and report.ok:
         raise Undetected(f"{what}: {strays} whole records follow the log's end, verify finds no problem")
+    was_closed = not (root / ABORT).exists()
     for mode in ("r", "w"):
         try:
             with stratalog.open(root, mode=mode, **base.settings) as store:
@@ -214,6 +215,8 @@ def judge(base: Base, root: Path, what: str) -> bool:
         except StratalogError as error:
             if report.ok:
                 raise Undetected(f"{what}: verify finds no problem, opening does: {error}") from error
+            if was_closed and (root / ABORT).exists():
+                raise Undetected(f"{what}: opening was refused, and the store no longer counts as closed") from error
             return True
         if strays and mode == "w" and stray_records(root) < strays:
             raise Lost(f"{what}: opening cut {strays} whole records off that follow the log's end in other places")
@@ -224,9 +227,7 @@ def judge(base: Base, root: Path, what: str) -> bool:
 
 def stray_records(root: Path) -> int:
     """Whole records of other places of the log among the bytes after its end, which opening for writing cuts off."""
-    found = walk(root)
-    end = max(found.end, known_end(root))
-    count = 0
+    end, count = walk(root).end, 0
     for path in log_files(root):
         data, base = path.read_bytes(), int(path.name)
         position = max(0, end - base)

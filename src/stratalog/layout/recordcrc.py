@@ -58,5 +58,5 @@ def with_crc_name(record: bytes) -> bytes:
 
 
 def has_record_crc(properties: bytes) -> bool:
-    """Whether stored properties end with a record CRC, right or wrong."""
-    return properties[-CRC_PROPERTY_SIZE:].startswith(CRC_LEAD) and len(properties) >= CRC_PROPERTY_SIZE
+    """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it."""
+    return properties[-CRC_PROPERTY_SIZE:].startswith(CRC32.encode()) and len(properties) >= CRC_PROPERTY_SIZE

@@ -30,7 +30,7 @@ _THREADS_MAX = 8
 _CHUNK_RECORDS = 1 << 13
 _REACH = 8 << 20
 _ZERO_CHUNK = 1 << 20
-_PAGE_SIZE = 4096
+_SECTOR_SIZE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class LogScan:
                 file.address, position, piece.end, piece.base, VERIFY, positions, sizes
             )  # fmt: skip
             if self._looks_for_torn:
-                torn = first_torn(file, positions[:count], sizes[:count], self._vouched_end - piece.base)
+                torn = first_torn(file, positions[:count], sizes[:count], status)
                 if torn < count:
                     count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
             total += count
@@ -210,36 +210,38 @@ class LogScan:
             found.end_offset = base + file.size
             return found.end_offset
         following = _next_record(log, offset)
-        if following is None and offset < self._vouched_end <= log.end_offset:
-            following = found.end_offset = self._vouched_end
         if following is None:
             _check_not_cut(log, file, position)
-            found.torn_size = _written_size(file, position)
-            self._check_unfinished(file, position, status)
-            return None
+            other = self._first_foreign(file, position)
+            if offset < self._vouched_end <= log.end_offset:
+                following = found.end_offset = self._vouched_end
+            else:
+                found.torn_size = _written_size(file, position)
+                if other:
+                    found.quarantined.append(Damage(offset, log.end_offset, status.name))
+                return None
         _, now = self._walk_file(offset)
         if now.record_count or closes_file(file, position, base):  # a writer was about to put it when the walk came by
             return offset
         found.quarantined.append(Damage(offset, following, status.name))
         return following
 
-    def _check_unfinished(self, file: MappedFile, position: int, status: ScanStatus) -> None:
-        """What follows the log's end is about to be cut off. Raises `CorruptData` for a file of other places of the
-        log; a reader, who cuts nothing, has a damaged range there."""
+    def _first_foreign(self, file: MappedFile, position: int) -> MappedFile | None:
+        """The first log file, from a position on without a record in its place, that is of another place of the log.
+        A writer is about to cut such bytes off: for one this raises `CorruptData`."""
         log, begin = self._log, int(file.path.name) + position
-        for other in log.files[(begin - log.first_offset) // log.file_size :]:
-            if not is_unfinished(other, position if other is file else 0):
-                if log.read_only:
-                    self.found.quarantined.append(Damage(begin, log.end_offset, status.name))
-                    return
-                step = f"to go on without these bytes, let {command('repair', log.directory.parent)} set them aside"
-                raise CorruptData(
-                    f"no record follows log offset {begin:,} in its place, and this file begins with a record of "
-                    "another place of the log: it is another file. Opening for writing would cut it off. Put the "
-                    f"right file back{f'; {step}' if self._is_any_whole else ''}",
-                    path=str(other.path),
-                    position=position if other is file else 0,
-                )
+        files = log.files[(begin - log.first_offset) // log.file_size :]
+        other = next((one for one in files if not is_unfinished(one, position if one is file else 0)), None)
+        if other and not log.read_only:
+            step = f"to go on without these bytes, let {command('repair', log.directory.parent)} set them aside"
+            raise CorruptData(
+                f"no record follows log offset {begin:,} in its place, and this file begins with a record of another "
+                "place of the log: it is another file. Opening for writing would cut it off. Put the right file back"
+                f"{f'; {step}' if self._is_any_whole else ''}",
+                path=str(other.path),
+                position=position if other is file else 0,
+            )
+        return other
 
     @property
     def _is_any_whole(self) -> bool:
@@ -315,16 +317,18 @@ def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
     return int(find_record(file.address, begin, end, base_offset)) if begin < end else -1
 
 
-def first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], vouched: int) -> int:
-    """Number of the first record at or after position `vouched` whose properties were not written to their end; the
-    count when there is none.
+def first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np.int32], status: int) -> int:
+    """Number of the first record whose properties were not written to their end, of those that a scan found before it
+    stopped with a status; the count when there is none.
 
-    No checksum covers properties. What a crash took from them is zeros, and properties end with a separator.
+    No checksum covers properties. What a crash took from them is zeros, and properties end with a separator. Zeros
+    reach up to the next record's beginning only where that begins a sector.
     """
     ends = positions + sizes
     view = file.view
-    ends_with_zero = (view[ends - 1] == 0) & (positions >= vouched)
-    for number in np.flatnonzero(ends_with_zero).tolist():
+    may_be_torn = ends % _SECTOR_SIZE == 0
+    may_be_torn[len(ends) - 1 :] |= status not in (ScanStatus.FULL, ScanStatus.BLANK, ScanStatus.END)
+    for number in np.flatnonzero(may_be_torn & (view[ends - 1] == 0)).tolist():
         if decode_record(view.data, int(positions[number]), verify=False).properties:
             return int(number)
     return len(positions)

@@ -142,6 +142,7 @@ class MessageStore(Uncopied):
         self._lookup = Lookup(self.log, self.index, self.damaged_hit)
         self.recovery = Recovery(clean=True)
         self._damage_warning = ""
+        self._is_invalidated = False
         self.fresh_view: Callable[[], MessageStore] = lambda: self
         """Opens it again, read-only and without its index: what another process wrote can be read there."""
 
@@ -172,11 +173,16 @@ class MessageStore(Uncopied):
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
             if not clean:  # the crash may have been between a file's creation and the flush of its name
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
-        self.recovery = recover(
-            self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
-            meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-            invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
-        )  # fmt: skip
+        try:
+            self.recovery = recover(
+                self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
+                meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
+                invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
+            )  # fmt: skip
+        except CorruptData:
+            if clean and not self._disk.read_only and not self._is_invalidated:  # nothing was changed yet
+                self._disk.remove(self.root / names.ABORT)
+            raise
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
@@ -569,6 +575,7 @@ class MessageStore(Uncopied):
     def _invalidate(self, seal: Seal | None) -> None:
         """Vouch for nothing that is derived from the log: it is about to be built again, and a power cut meanwhile may
         leave holes in it that no count tells."""
+        self._is_invalidated = True
         if not self._disk.read_only:
             checkpoint = Checkpoint(seal=seal.of_the_log_alone() if seal else None)
             checkpoint.store(self.root, self._disk, compatibility=self.settings.compatibility)

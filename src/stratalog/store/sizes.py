@@ -59,7 +59,7 @@ _File = tuple[int, int]
 
 def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
-    noted = _noted(root, disk)
+    noted = noted_sizes(root, disk)
     noted_index = _noted_index(noted)
     lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)}
     index = noted_index if noted_index and file_size(*noted_index) in lengths else None
@@ -108,7 +108,7 @@ def guess_text(guessed: Sequence[str]) -> str:
 def note_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
     """Note the sizes that differ from RocketMQ's defaults, if that was not done. Raises `OSError`, `DiskFull`."""
     known = _differ(settings)
-    if known and known != _noted(root, disk):
+    if known and known != noted_sizes(root, disk):
         disk.replace(root / names.SIZES, msgspec.json.encode(known))
 
 
@@ -118,7 +118,8 @@ def _differ(settings: StoreSettings) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size not in (None, _DEFAULTS[name])}
 
 
-def _noted(root: Path, disk: Disk) -> dict[str, int]:
+def noted_sizes(root: Path, disk: Disk) -> dict[str, int]:
+    """The sizes that the last writer noted, by their settings' names."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, ConfigurationError, CorruptData):
         noted = msgspec.json.decode(disk.read(root / names.SIZES) or b"{}", type=dict[str, int])
         StoreSettings.make(noted)
@@ -158,14 +159,14 @@ def _queue_files(tree: Path, disk: Disk, unit_size: int) -> list[_File]:
 
 
 def _usual_size(files: Sequence[_File], noted: int | None) -> int | None:
-    """What most files have; of two sizes that are as frequent the larger one, as files are cut rather than extended.
-    The note counts as one more file."""
+    """What most files have; of two sizes that are as frequent the noted one, else the larger one, as files are cut
+    rather than extended. The note counts as one more file."""
     sizes = Counter(size for _, size in files)
     if noted:
         sizes[noted] += 1
     if not sizes:
         return None
-    usual = max(sizes, key=lambda size: (sizes[size], size))
+    usual = max(sizes, key=lambda size: (sizes[size], size == noted, size))
     steps = gcd(*(start for start, _ in files))  # files begin at multiples of their size
     return steps if steps % usual else usual
 

@@ -37,6 +37,7 @@ from stratalog.store.log_scan import Damage, is_record
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
 _CRC_SIZE = 9
+_NO_STAMP: Stamp = (0, 0, 0)
 
 
 _QueueId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -74,10 +75,9 @@ def store_snapshot(
 ) -> None:
     """Note the queues, which are durable and take no more units. Losing it costs time only: errors are passed over."""
     queues = [queue for queue in dispatcher.queues.values() if isinstance(queue, ConsumeQueue) and queue.end_offset]
-    path = root / names.SNAPSHOT
     with contextlib.suppress(OSError):
         if not queues or any(isinstance(queue, ExtendedQueue) for queue in queues):
-            disk.remove(path)
+            note_damages(root, disk, damages, log.first_offset, seal.log_end_offset)
             return
         topics: dict[str, list[_Queue]] = {}
         for queue in queues:
@@ -93,8 +93,21 @@ def store_snapshot(
             [_Topic(name, disk.stamp(f"{above}/{name}"), noted) for name, noted in topics.items()],
             [(damage.begin, damage.end, damage.reason) for damage in damages],
         )
-        text = msgspec.json.encode(snapshot)
-        disk.replace(path, b"%08x\n" % crc_of(text) + text)
+        _store(snapshot, root, disk)
+
+
+def note_damages(root: Path, disk: Disk, damages: Iterable[Damage], log_begin: int, log_end: int) -> None:
+    """A snapshot of nothing but the log's damaged ranges; without any there is none."""
+    noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
+    if noted:
+        _store(_Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], noted), root, disk)
+    else:
+        disk.remove(root / names.SNAPSHOT)
+
+
+def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
+    text = msgspec.json.encode(snapshot)
+    disk.replace(root / names.SNAPSHOT, b"%08x\n" % crc_of(text) + text)
 
 
 def _noted(root: Path, disk: Disk, queue: ConsumeQueue) -> _Queue:

@@ -49,7 +49,7 @@ _PREPARED_BIT = int(Transaction.PREPARED)
 def restored(data: bytes, offset: int, claim: Claim | None) -> bytes | None:
     """The record that was put at a log offset and of which `data`, all its bytes, is left; None when that is not sure.
 
-    Without a claim no more than one field may be wrong, and not its log offset.
+    Without a claim no more than one field may be wrong, and of its log offset one bit: more is another record's.
     """
     if len(data) < HEAD.size:
         return None
@@ -232,7 +232,7 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         return False
     if layout.unpack(found).sys_flag & ~KNOWN_MASK:
         return False  # garbage: nobody knows which of the other bits are right
-    if not claim and "commit_log_offset" in changed:
+    if not claim and "commit_log_offset" in changed and not _is_one_bit_off(data, found):
         return False  # no unit says that a record stood here
     is_cut = "properties_length" in behind and properties and not properties.endswith(VALUE_END.encode())
     if is_cut or not _is_text(properties):
@@ -240,6 +240,12 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
     if len(behind) > 1 or (changed & {"body_crc"} and (len(changed) > 1 or behind)):
         return False
     return len(changed) + len(behind) <= 1 or bool(claim and body_size)
+
+
+def _is_one_bit_off(data: bytes, found: bytes) -> bool:
+    """Whether the log offsets in two heads differ in one bit."""
+    one, other = (int(HEAD.unpack(head).commit_log_offset) for head in (data, found))
+    return ((one ^ other) & (1 << 64) - 1).bit_count() == 1
 
 
 def _takes_as_many(found: bytes, claim: Claim | None) -> bool:

@@ -35,6 +35,7 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import sized
+from stratalog.store.snapshot import note_damages
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
@@ -176,17 +177,24 @@ def rebuild_locked(
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
         _swap(root, staging, rebuilt.parts, disk)
+        if "queues" in parts:
+            note_damages(root, disk, rebuilt.damages, _log_begin(root, disk), rebuilt.log_end)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt
 
 
+def _log_begin(root: Path, disk: Disk) -> int:
+    starts = (offset_of(name) for name in disk.files(root / names.COMMIT_LOG))
+    return min((start for start in starts if start is not None), default=0)
+
+
 def _refuse_to_empty(root: Path, disk: Disk) -> None:
     """Raise `CorruptData` where not one whole record is in the log, though queues lead to some."""
-    starts = [start for name in disk.files(root / names.COMMIT_LOG) if (start := offset_of(name)) is not None]
+    log_begin = _log_begin(root, disk)
     trees = (names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)
     if any(
-        bool(np.any(units[1] >= min(starts, default=0)))
+        bool(np.any(units[1] >= log_begin))
         for tree, layout in trees
         for *_, directory in queue_directories(root, tree, disk)
         for units in written_units(directory, layout, disk)
@@ -321,8 +329,7 @@ def _carry_over(
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
     topics, seal = Topics(staging, disk), Checkpoint.load(root, disk).seal
-    begins = [begin for name in disk.files(root / names.COMMIT_LOG) if (begin := offset_of(name)) is not None]
-    log = LogRange(min(begins, default=0), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
+    log = LogRange(_log_begin(root, disk), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
     is_cut = was_closed(root, disk) and bool(seal and seal.log_end_offset > log.end)
     carried = []
     for tree in QUEUE_TREES:

@@ -338,7 +338,7 @@ class Judge:
         if not FIXED_SIZE_V1 <= stored <= limit - position:
             return limit
         own = identity(self._read(position, stored), position) if stored <= _SLOT_SIZE_MAX else None
-        if own and self._evidence.is_known(own.key):
+        if own and self._is_likely(own) and self._is_near(position, own):
             self._heads[position] = own
         return position + stored
 
@@ -353,13 +353,19 @@ class Judge:
         if not enters_queue(record.sys_flag):
             self._found.mends += [] if known else [Mend(position, found, claim, is_damaged=True)]
             return not known
-        if claim.topic not in self._topics or (known and claim.key not in [other.key for other in known]):
+        if not self._is_likely(claim) or (known and claim.key not in [other.key for other in known]):
             return False
         if self._takes(position, claim) and self._is_near(position, claim):
             self._proposed[claim.key][position] = Mend(position, found, claim, is_damaged=True)
             return True
         fitting = self._from_holes(position, claim)
         return len(fitting) == 1 and self._propose(position, size, fitting, None, is_damaged=True)
+
+    def _is_likely(self, claim: Claim) -> bool:
+        """Whether a topic is known, or can be one of which nothing else is left: it is no damaged name of another."""
+        if claim.topic in self._topics:
+            return True
+        return is_topic(claim.topic) and not any(name in self._topics for name in _one_bit_off(claim.topic))
 
     def _is_near(self, offset: int, claim: Claim) -> bool:
         """Whether no more messages can be missing before it than the log has room for."""

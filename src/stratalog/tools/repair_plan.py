@@ -21,7 +21,7 @@ bytes after the log's end                        set aside and zeroed; messages 
 configuration unreadable, its backup readable    the backup takes its place
 what a killed process left                       removed
 queues, index or checkpoint not as the log       rebuilt
-says, or the log was changed
+says or behind it, or the log was changed
 """
 
 from bisect import bisect_left
@@ -45,7 +45,7 @@ from stratalog.store.disk import PrivateDisk
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import sized
+from stratalog.store.sizes import completed, noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
@@ -57,7 +57,7 @@ from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import is_under_repair, queue_directories, torn_from
+from stratalog.tools.verify_files import is_under_repair, queue_directories
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
@@ -119,12 +119,13 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         first = next(problem for problem in report.problems if problem.path in report.unreadable)
         raise StoreUnavailable(f"{first.path} {first.found}; {first.next_step}. Nothing was changed")
     disk = PrivateDisk()
-    is_given = settings is not None and settings.mapped_file_size_commit_log is not None
-    settings = sized(settings or StoreSettings(), root, disk)
+    given = settings.mapped_file_size_commit_log if settings else None
+    settings, _ = completed(sized(settings or StoreSettings(), root, disk), root, disk, small=False)
     plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
     if not report.record_count and (report.torn_size or report.damages):
         raise _no_record(plan)
-    actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_given)
+    is_known = settings.commit_log_file_size in (given, noted_sizes(root, disk).get("mapped_file_size_commit_log"))
+    actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_known)
     if report.damages or report.torn_size or not report.clean or not report.ok:
         _LogPlan(plan).make()
     else:
@@ -137,6 +138,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     ]  # fmt: skip
     changes_log = any(action.kind in CHANGES_LOG for action in plan.actions)
     is_stale = any(problem.part in _DERIVED for problem in report.problems)
+    is_stale |= report.units_behind + report.index_items_behind > 0  # RocketMQ may not look where they are missing
     if changes_log or is_stale or is_under_repair(root, disk):
         plan.actions.append(Action("rebuild", "."))
         rebuild_settings(settings, root)  # raises: nothing was changed yet
@@ -273,7 +275,7 @@ class _LogPlan:
         log_begin = -1
         surveys = survey_log(
             plan.root / COMMIT_LOG, PrivateDisk(), file_size=self._file_size,
-            torn_from=torn_from(plan.root, self._disk),
+            was_closed=plan.report.clean,
         )  # fmt: skip
         for survey in surveys:
             log_begin = survey.base_offset if log_begin < 0 else log_begin

@@ -94,12 +94,12 @@ class FileSurvey:
 
 
 def survey_log(
-    directory: Path, disk: Disk, *, file_size: int, torn_from: int, threads: int | None = None,
+    directory: Path, disk: Disk, *, file_size: int, was_closed: bool, threads: int | None = None,
     advance: Advance | None = None,
 ) -> Iterator[FileSurvey]:  # fmt: skip
     """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
 
-    From log offset `torn_from` on records may be torn (see `verify_files.torn_from`).
+    After a clean stop (`was_closed`) no record is torn.
     """
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
     with ThreadPoolExecutor(count, "stratalog-survey") as pool:
@@ -107,7 +107,7 @@ def survey_log(
         try:
             for path, start in _expected_files(directory, disk, file_size):
                 ahead.append(pool.submit(
-                    survey_file, path, start, disk, file_size=file_size, torn_from=torn_from, advance=advance
+                    survey_file, path, start, disk, file_size=file_size, was_closed=was_closed, advance=advance
                 ))  # fmt: skip
                 if len(ahead) > count:
                     yield ahead.popleft().result()
@@ -139,7 +139,7 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
 
 
 def survey_file(
-    path: Path, base_offset: int, disk: Disk, *, file_size: int, torn_from: int, advance: Advance | None = None
+    path: Path, base_offset: int, disk: Disk, *, file_size: int, was_closed: bool, advance: Advance | None = None
 ) -> FileSurvey:
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
@@ -155,7 +155,7 @@ def survey_file(
     position = done = 0
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
-        torn = first_torn(file, positions[:count], sizes[:count], torn_from - base_offset)
+        torn = count if was_closed else first_torn(file, positions[:count], sizes[:count], status)
         if torn < count:
             count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
         pieces.append(_without_wild(found, positions[:count], sizes[:count]))

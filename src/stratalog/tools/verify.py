@@ -23,14 +23,13 @@ from stratalog.store.disk import lock_owner
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import sized
+from stratalog.store.sizes import completed, sized
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
     check_snapshot,
     log_files_size,
-    torn_from,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck
@@ -101,7 +100,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
         root / COMMIT_LOG,
         ReportingDisk(report),
         file_size=settings.commit_log_file_size,
-        torn_from=torn_from(root, disk),
+        was_closed=report.clean,
         threads=threads,
         advance=count.add,
     )
@@ -120,9 +119,9 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
 
 
 def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> StoreSettings:
-    """`sized` by the files that can be read."""
+    """Settings as opening takes them, by the files that can be read."""
     try:
-        return sized(settings, root, disk)
+        return completed(sized(settings, root, disk), root, disk, small=False)[0]
     except Unreadable as error:
         with disk.without(error.filename):
             return _sized(settings, root, disk)

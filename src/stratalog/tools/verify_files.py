@@ -32,7 +32,6 @@ _RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
     "batchconsumequeue/ and index/"
 )
-_NEVER = 2**62
 _SINGLE_FILES = (names.LOCK, names.ABORT, names.CHECKPOINT, names.SNAPSHOT, names.SIZES)
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 _CONFIG_STEP = (
@@ -45,14 +44,6 @@ def was_closed(root: Path, disk: Disk) -> bool:
     if (root / names.ABORT).is_dir():
         return False
     return disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR) + 1, cut=True) in (None, UNDER_REPAIR)
-
-
-def torn_from(root: Path, disk: Disk) -> int:
-    """Log offset from which on a crash may have left records unfinished; a clean stop leaves none."""
-    if was_closed(root, disk):
-        return _NEVER
-    seal = None if (root / names.CHECKPOINT).is_dir() else Checkpoint.load(root, disk).seal
-    return seal.log_end_offset if seal else 0
 
 
 def is_under_repair(root: Path, disk: Disk) -> bool:
