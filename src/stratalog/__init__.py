@@ -80,3 +80,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'stratalog' has no attribute {name!r}")
     module, attribute = _HOMES[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -24,6 +24,7 @@ found and the next step.
 import re
 import shlex
 from copy import copy
+from pathlib import PurePath
 from typing import Any
 
 _NOTHING = re.compile(
@@ -36,7 +37,8 @@ _NOTHING = re.compile(
 
 def command(*words: object) -> str:
     """A command line of ours as messages print it: it works as it is printed."""
-    return f"`stratalog {shlex.join(map(str, words))}`"
+    texts = (f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words)
+    return f"`stratalog {shlex.join(texts)}`"
 
 
 class StratalogError(Exception):

@@ -504,6 +504,22 @@ def test_a_wrong_offset_that_the_next_message_belies_hides_no_other_message(kept
         assert intact(store)["t", 0] == [body_of(n) for n in range(0, 48, 2)]
 
 
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_an_offset_that_no_record_has_is_told_where_no_damage_explains_it(number: int, folder: Path) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=True)
+    shutil.rmtree(root / "consumequeue")
+    path, position = place(root, offsets[20])
+    stored = bytearray(path.read_bytes())
+    at = position + HEAD.position("queue_offset")
+    stored[at : at + 8] = number.to_bytes(8, signed=True)
+    path.write_bytes(stored)
+    with open_tiny(root) as store:
+        assert store.recovery.notes == ["t/0: no record of the log has offset 10"]
+        assert intact(store)["t", 0] == [body_of(n) for n in range(0, 60, 2) if n != 20]
+    assert not verify(root, settings=StoreSettings(**TINY)).ok
+
+
 @pytest.mark.parametrize("topic", ["t", "u"])
 def test_queues_of_another_store_are_built_again(topic: str, folder: Path) -> None:
     root = folder / "store"

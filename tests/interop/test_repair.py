@@ -12,6 +12,7 @@ from interop.rocketmq import RocketMQ
 from interop.views import java_reading, java_settings, one_by_one, open_ours, put_by_java, random_sizes
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.message import HEAD, LOST_FLAG
+from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import SysFlag
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_fill import LOST_PROPERTY
@@ -69,6 +70,29 @@ def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
                 assert new == old
     with open_ours(root, sizes, rocketmq, mode="r") as store:
         assert store.recovery.clean
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the end of each queue", "all queues"])
+def test_rocketmq_serves_all_of_a_crashed_store_that_was_repaired(
+    rocketmq: RocketMQ, lost: str, tmp_path: Path
+) -> None:
+    sizes, running, root = random_sizes(f"crashed {lost}"), tmp_path / "running", tmp_path / "store"
+    rocketmq.ask("open", directory=str(running), settings=java_settings(sizes))
+    put_by_java(rocketmq, one_by_one(drafts(3, COUNT)), Ledger())
+    before = java_reading(rocketmq)
+    shutil.copytree(running, root)
+    rocketmq.ask("close")
+    (root / "lock").unlink()
+    for directory in (root / "consumequeue").glob("*/*") if lost == "the end of each queue" else ():
+        for path in directory.iterdir():
+            kept = 5 * UNIT.size if not int(path.name) else 0
+            path.write_bytes(path.read_bytes()[:kept].ljust(path.stat().st_size, b"\0"))
+    if lost == "all queues":
+        shutil.rmtree(root / "consumequeue")
+    assert repair(plan_repair(root, settings=StoreSettings(compatibility=rocketmq.compatibility, **sizes))).ok
+    assert rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))["loaded"]
+    assert java_reading(rocketmq) == before
+    rocketmq.ask("close")
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])

@@ -19,7 +19,7 @@ from store.model import QUIET, Clock
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StratalogError
 from stratalog.layout.batch import decode_batch_body, inner_count
-from stratalog.layout.light import MULTI_DISPATCH, light_places
+from stratalog.layout.light import MULTI_DISPATCH, is_light, light_places
 from stratalog.layout.message import BLANK, HEADS, LOST_FLAG, MAGIC_BLANK, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, SCHEDULE_TOPIC
 from stratalog.layout.properties import encode_properties
@@ -436,7 +436,8 @@ class Inflict:
             return "no queue"
         topic, queue_id = path.parent.parent, path.parent.name
         to = self.chance.choice((topic.with_name(GHOST) / queue_id, topic / str(GHOST_ID)))
-        shutil.copytree(path.parent, to, dirs_exist_ok=True)
+        if to != path.parent:
+            shutil.copytree(path.parent, to, dirs_exist_ok=True)
         return f"{path.parent.relative_to(self.root)} copied to {to.relative_to(self.root)}"
 
     def queues(self) -> str:
@@ -670,12 +671,12 @@ class Oracle:
         put = {key: each.offset for each in self.original.puts for key in each.keys}
         lost = [
             (m.topic, m.queue_id, m.queue_offset + number)
-            for m in plan.lost if m.topic not in LIGHT_NAMES
+            for m in plan.lost if not is_light(m.topic)
             for number in range(m.message_count)
         ]  # fmt: skip
         assert len(lost) == len(set(lost)) == plan.lost_count, "a lost message is reported twice"
         assert not set(lost) & served.keys(), f"served, and reported as lost: {sorted(set(lost) & served.keys())[:3]}"
-        light = [(m.topic, 0, m.queue_offset) for m in plan.lost if m.topic in LIGHT_NAMES]
+        light = [(m.topic, 0, m.queue_offset) for m in plan.lost if is_light(m.topic)]
         light += [(name, 0, number) for m in plan.lost for name, number in m.places]
         assert len(light) == len(set(light)), "a lost place in a light queue is reported twice"
         assert not set(light) & self.light_served, f"served, and lost: {sorted(set(light) & self.light_served)[:3]}"

@@ -110,7 +110,7 @@ def table(
 
 def show_json(value: Any) -> None:
     """One JSON document on one line; ASCII only, so that no terminal obeys what is in it."""
-    print(json.dumps(value, default=str))
+    print(json.dumps(value, default=lambda other: sorted(other) if isinstance(other, set) else str(other)))
 
 
 def message_json(message: "Message") -> dict[str, Any]:

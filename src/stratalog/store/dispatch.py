@@ -122,7 +122,7 @@ class Dispatcher:
         self._waiting: dict[int, bytearray] = {}  # by row: units that no kernel built, in front of the kernels' own
         self._table = QueueTable()
         self.progress = DispatchProgress()
-        self._filled = self._followed_size = 0
+        self._filled = self._followed_size = self._skipped_to = 0
         self._positions = np.empty(CHUNK_RECORDS, np.int64)
         self._sizes = np.empty(CHUNK_RECORDS, np.int32)
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
@@ -190,7 +190,7 @@ class Dispatcher:
 
     def skip(self, commit_log_offset: int) -> None:
         """Go on at a later record: what lies between is damaged and was reported."""
-        self.progress.offset = commit_log_offset
+        self.progress.offset = self._skipped_to = commit_log_offset
 
     def _dispatch_chunk(self, limit: int) -> None:
         offset = self.progress.offset
@@ -374,6 +374,11 @@ class Dispatcher:
             return False
         if queue_offset > queue.end_offset:
             self.gap_count += 1
+            if newest and newest[0] >= self._skipped_to:  # damage does not explain it
+                self._note(
+                    f"{queue.topic}/{queue.queue_id}: no record of the log has offset {queue.end_offset:,}"
+                    + (f" to {queue_offset - 1:,}" if queue_offset - 1 > queue.end_offset else "")
+                )
             # Where the log is there from its beginning, what it does not have was lost, not removed. (A delayed message
             # is not led to before its turn: it would be delivered then.)
             is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
