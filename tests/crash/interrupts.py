@@ -35,18 +35,28 @@ _ENDS = frozenset({"__exit__", "release", "release_lock"})
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the signal handler raises."""
+    """What the signal handler raises: asyncio's event loop ends with it."""
+
+
+class Dropped(Exception):
+    """The same, which the event loop logs and drops when it is raised in a callback."""
 
 
 class Injector:
-    """Within it, the n-th point raises `Interrupted`; `point` says which that was, None when there were fewer.
+    """Within it, the n-th point raises `Interrupted`, or what is given; `point` says which that was, None when there
+    were fewer.
 
     With `at=0` nothing is raised, and `points` are those at which a place of the code was reached for one of its first
     times. The return of the outermost function is no point with `returns=False`: what it returns would be lost.
     """
 
-    def __init__(self, at: int, *, returns: bool = True) -> None:
+    def __init__(
+        self, at: int, *, returns: bool = True, raises: type[BaseException] = Interrupted,
+        traced: tuple[str, ...] = TRACED,
+    ) -> None:  # fmt: skip
         self._at = at
+        self._raises = raises
+        self._traced = traced
         self._returns = returns
         self._visits: Counter[tuple[CodeType, int, str]] = Counter()
         self.count = 0
@@ -69,17 +79,17 @@ class Injector:
         sys.setprofile(None)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "call" and not frame.f_code.co_filename.startswith(TRACED):
+        if event == "call" and not self._is_traced(frame):
             return None
         if event == "exception" or (event == "line" and frame.f_lasti in _ruled_out(frame.f_code)):
             return self._trace
-        if event == "return" and not self._returns and not _is_traced(frame.f_back):
+        if event == "return" and not self._returns and not self._is_traced(frame.f_back):
             return self._trace
         self._reach(frame, event)
         return self._trace
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event.startswith("c_") and event != "c_exception" and _is_traced(frame):
+        if event.startswith("c_") and event != "c_exception" and self._is_traced(frame):
             name = getattr(arg, "__name__", "?")
             if event == "c_return" or name not in _ENDS:
                 self._reach(frame, f"{event} {name}")
@@ -95,11 +105,10 @@ class Injector:
             code = frame.f_code
             self.point = f"{event} in {Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}"
             self._disarm()
-            raise Interrupted(self.point)
+            raise self._raises(self.point)
 
-
-def _is_traced(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith(TRACED)
+    def _is_traced(self, frame: FrameType | None) -> bool:
+        return frame is not None and frame.f_code.co_filename.startswith(self._traced)
 
 
 @cache

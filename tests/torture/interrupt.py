@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 import stratalog
-from crash.interrupts import Injector, Interrupted, interrupted_after, unraisable_dropped
+from crash.interrupts import Dropped, Injector, Interrupted, interrupted_after, unraisable_dropped
 from store.model import QUIET
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import StoreClosed
@@ -149,8 +149,13 @@ def _put_light(store: MessageStore, diary: Diary) -> None:
 
 
 def _put_async(store: MessageStore, diary: Diary) -> None:
+    """One of them is cancelled while it waits."""
+
     async def main() -> list[Receipt]:
-        return await asyncio.gather(*(store.put_async("t", body) for body in bodies))
+        *tasks, cancelled = (asyncio.create_task(store.put_async("t", body)) for body in (*bodies, *diary.bodies(1)))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        return await asyncio.gather(*tasks)
 
     bodies = diary.bodies(2)
     with asyncio.Runner() as runner:
@@ -313,11 +318,11 @@ def _ends_by_interrupt() -> Iterator[None]:
     """The interrupt, or what `threading` made of it: its `Condition.wait` may release a lock twice."""
     try:
         yield
-    except Interrupted:
+    except (Interrupted, Dropped):
         pass
     except RuntimeError as error:
         cause: BaseException | None = error
-        while cause and not isinstance(cause, Interrupted):
+        while cause and not isinstance(cause, Interrupted | Dropped):
             cause = cause.__context__
         if not cause:
             raise
@@ -409,7 +414,9 @@ def points(torture: Torture, row: Row) -> None:
         for number in sorted(torture.chance("interrupt", name).sample(counted.points, count)):
             case = f"{name}/{number}"
             if torture.wants(case):
-                with row.case(case, seconds=HANG_S), _named(Injector(number, returns=returns)) as injector:
+                raises = Dropped if "async" in name and number % 4 > 1 else Interrupted
+                injector = Injector(number, returns=returns, raises=raises)
+                with row.case(case, seconds=HANG_S), _named(injector):
                     course(scene, lambda injector=injector: injector, bool(number % 2))
     row.notes.append(f"{total:,} points")
 

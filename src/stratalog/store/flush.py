@@ -9,10 +9,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextvars import Context
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from types import coroutine
 
 from stratalog.errors import ConfigurationError, StoreFailed
 from stratalog.layout.properties import WAIT, find_property
@@ -20,7 +18,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
 from stratalog.store.worker import Worker
 
-_TOLD_AT_ONCE = 128
+_AGAIN_S = 0.05
 _PAGE_SIZE = 4096
 _WAIT = WAIT.encode()
 
@@ -58,13 +56,14 @@ class LoopCommit:
     """Durability for event loops: all who wait share flushes, which one thread does.
 
     A loop is woken once per flush, not once per message, and finds out for itself who is done: those who wait stand in
-    the order of the log. Loops of several threads may wait; a cancelled waiter concerns nobody else.
+    the order of the log. Loops of several threads may wait; a cancelled waiter concerns nobody else. A signal handler's
+    exception may drop what wakes a loop: the thread wakes it again until it says that it told everybody.
     """
 
     def __init__(self, commit: GroupCommit) -> None:
         self._commit = commit
         self._here = threading.local()
-        self._asked: SimpleQueue[tuple[_Waiters, int] | None] = SimpleQueue()
+        self._asked: SimpleQueue[_Waiters | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_stopped = False
         self._thread = Worker("stratalog-flush", self._run)
@@ -72,47 +71,56 @@ class LoopCommit:
     def start(self) -> None:
         self._thread.start()
 
-    @coroutine
-    def durable(self, offset: int) -> "Generator[_Waiter, None, None]":
-        """Wait in a task of the running loop until every byte below `offset` is durable."""
+    def durable(self, offset: int) -> "asyncio.Future[None]":
+        """A future of the running loop, done when every byte below `offset` is durable."""
         loop = asyncio.get_running_loop()
         waiters: _Waiters | None = getattr(self._here, "waiters", None)
         if waiters is None or waiters.loop is not loop:
             waiters = self._here.waiters = _Waiters(loop, self._commit.log, self.ask)
-        waiter = _Waiter(loop, offset)
-        waiters.pending.append(waiter)
+        future = loop.create_future()
+        waiters.pending.append((offset, future))
         if waiters.asked <= waiters.answered:
             self.ask(waiters)
-        yield waiter
+        return future
 
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
         number = waiters.answered + 1
         with self._lock:  # nobody asks a thread that has gone
             if not self._is_stopped:
-                self._asked.put((waiters, number))
+                self._asked.put(waiters)
                 waiters.asked = number  # last: if a signal handler raises before, the next waiter asks again
                 return
-        self._flush_for([(waiters, number)])
+        self._flush_for({waiters})
+        waiters.wake()  # twice, since no thread does it again
 
     def _run(self) -> None:
+        untold: set[_Waiters] = set()
         is_stopped = False
         while not is_stopped:
-            asked = [self._asked.get()]
-            asked += [self._asked.get() for _ in range(self._asked.qsize())]  # this thread alone takes
+            asked: set[_Waiters | None] = set()
+            with contextlib.suppress(Empty):
+                asked.add(self._asked.get(timeout=_AGAIN_S if untold else None))
+                asked.update(self._asked.get() for _ in range(self._asked.qsize()))  # this thread alone takes
             is_stopped = None in asked
-            self._flush_for([one for one in asked if one])
+            flushed = {one for one in asked if one}
+            self._flush_for(flushed)
+            untold = {one for one in untold | flushed if one.told < one.answered and not one.loop.is_closed()}
+            for waiters in untold:
+                if is_stopped or waiters.is_late():
+                    waiters.wake()
 
-    def _flush_for(self, asked: "list[tuple[_Waiters, int]]") -> None:
+    def _flush_for(self, asked: "set[_Waiters]") -> None:
         failure: Exception | None = None
         try:
-            self._commit.wait(self._commit.log.end_offset)
+            if asked:
+                self._commit.wait(self._commit.log.end_offset)
         except Exception as error:  # noqa: BLE001 - top of the thread: every waiter gets the reason
             failure = error
-        for waiters, number in asked:
-            waiters.answered = number
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-                waiters.loop.call_soon_threadsafe(waiters.flushed, failure)
+        for waiters in asked:
+            waiters.failure = failure
+            waiters.answered += 1
+            waiters.wake()
 
     def close(self) -> None:
         """Flush once more for all who wait, then stop. Nothing may be put any more."""
@@ -122,79 +130,53 @@ class LoopCommit:
         self._thread.end()
 
 
-class _Waiter:
-    """What a task yields to wait: a future as far as `asyncio.Task` looks into one.
-
-    A future would schedule each task for itself, which costs more than all that its step does here. `_Waiters` runs the
-    steps in turn.
-    """
-
-    __slots__ = ("_asyncio_future_blocking", "_loop", "context", "failure", "offset", "wake")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, offset: int) -> None:
-        self._loop = loop
-        self._asyncio_future_blocking = True
-        self.offset = offset
-        self.failure: BaseException | None = None
-        self.wake: Callable[[_Waiter], object] | None = None
-        self.context: Context
-
-    def add_done_callback(self, wake: "Callable[[_Waiter], object]", *, context: Context) -> None:
-        self.wake, self.context = wake, context
-
-    def result(self) -> None:
-        if self.failure:
-            raise self.failure
-
-    def cancel(self, msg: object = None) -> bool:
-        """Wake the task now, and never again."""
-        if not self.wake:
-            return False
-        self._loop.call_soon(self.wake, self, context=self.context)
-        self.wake = None
-        self.failure = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
-        return True
-
-
 class _Waiters:
-    """Who waits in one event loop, in the order of the log. Touched in the loop's thread only, but for `answered`.
+    """Who waits in one event loop, in the order of the log.
 
-    `asked` is the number of the newest flush that was asked for, `answered` that of the newest one that is over. The
-    flush thread counts it, not the callback, which a signal handler's exception may drop. An answer may come before
-    `asked` says that there was a question.
+    `asked` is the number of the newest flush that was asked for, `answered` that of the newest one that is over, `told`
+    that of the newest one of which everybody knows. The flush thread writes `answered` and `failure`, the loop's thread
+    everything else. An answer may come before `asked` says that there was a question.
     """
 
-    __slots__ = ("_ask", "_log", "answered", "asked", "loop", "pending")
+    __slots__ = ("_again", "_ask", "_log", "answered", "asked", "failure", "loop", "pending", "told")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: CommitLog, ask: Callable[["_Waiters"], None]) -> None:
         self.loop = loop
         self._log = log
         self._ask = ask
-        self.pending: deque[_Waiter] = deque()
-        self.asked = self.answered = 0
+        self._again = 0.0
+        self.pending: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.failure: Exception | None = None
+        self.asked = self.answered = self.told = 0
 
-    def flushed(self, failure: Exception | None) -> None:
-        """After a flush: let another begin for those who came meanwhile, and tell whom this one covered."""
-        is_behind = bool(self.pending) and self.pending[-1].offset > self._log.durable_offset
-        if is_behind and not failure and self.asked <= self.answered:
+    def wake(self) -> None:
+        """Let the loop run `flushed`. Any thread may call it."""
+        self._again = time.monotonic() + _AGAIN_S
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+            self.loop.call_soon_threadsafe(self.flushed)
+
+    def is_late(self) -> bool:
+        """Whether the loop runs and should have told everybody by now."""
+        return self.loop.is_running() and time.monotonic() >= self._again
+
+    def flushed(self) -> None:
+        """After a flush: let another begin for those who came meanwhile, and tell whom this one covered, or everybody
+        when it failed. It may be dropped anywhere and run again: an entry goes after its future is done."""
+        number, failure, durable, pending = self.answered, self.failure, self._log.durable_offset, self.pending
+        if pending and pending[-1][0] > durable and not failure and self.asked <= self.answered:
             self._ask(self)
-        self._tell(failure)
-
-    def _tell(self, failure: Exception | None) -> None:
-        """Wake those whose messages are durable, or everybody when the flush failed. Not all in one turn of the loop:
-        between turns the flush thread gets the interpreter, so that the next flush runs beside the next puts."""
-        durable, pending = self._log.durable_offset, self.pending
-        if not pending or (pending[0].offset > durable and not failure):
-            return
-        self.loop.call_soon(self._tell, failure)  # first: a task that raises KeyboardInterrupt ends this turn
-        for _ in range(min(len(pending), _TOLD_AT_ONCE)):
-            waiter = pending[0]
-            if waiter.offset > durable and not failure:
-                return
-            del pending[0]  # no call: a signal handler does not run before the task does
-            if waiter.wake:
-                waiter.failure = failure if waiter.offset > durable else None
-                waiter.context.run(waiter.wake, waiter)
+        while pending:
+            offset, future = pending[0]
+            if offset <= durable:
+                if not future.done():
+                    future.set_result(None)
+            elif not failure:
+                break
+            elif not future.done():
+                future.set_exception(failure)
+                future.exception()  # or asyncio logs it when its task was interrupted
+            del pending[0]
+        self.told = number
 
 
 def check_loop() -> None:
