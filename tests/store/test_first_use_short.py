@@ -15,6 +15,7 @@ from stratalog.errors import ConfigurationError
 from stratalog.store import commit_log, next_files
 
 CALLS = {
+    "queue": "store.queue('t')",
     "put": "store.put('t', b'x', keys='k')",
     "put_many": "store.put_many('t', [b'x'])",
     "put_many with flags": "store.queue('t').put_many([b'x', b'y'], flags=[1, 2])",
@@ -36,9 +37,26 @@ import os, resource, sys, traceback
 {imports}
 import stratalog
 
-def use(path, free):
+def put(path):
     store = stratalog.open(path, small=True)
     store.put('t', b'first', keys='k')
+    return store
+
+def forked(work, *args):
+    if not os.fork():
+        try:
+            work(*args)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.wait()[1]
+
+def use(path, free):
+    if {is_warm}:
+        store = put(path)
+    else:
+        store = stratalog.open(path, small=True)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     taken = []
     try:
@@ -63,23 +81,21 @@ def use(path, free):
 
 wrong = []
 for free in range({free_max} + 1):
-    if not os.fork():
-        try:
-            use(sys.argv[1] + str(free), free)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.wait()[1]:
+    path = sys.argv[1] + str(free)
+    if not {is_warm}:
+        forked(lambda: put(path).close())
+    if forked(use, path, free):
         wrong.append(free)
 assert not wrong, f"with {{wrong}} free descriptors"
 """
 
 
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "reopened"])
 @pytest.mark.parametrize("call", CALLS)
-def test_the_first_call_with_few_descriptors_works_or_is_refused(call: str, tmp_path: Path) -> None:
+def test_the_first_call_with_few_descriptors_works_or_is_refused(call: str, is_warm: bool, tmp_path: Path) -> None:
+    """Of a process that put already, or of one that opened what another one left."""
     imports = "import pyarrow as pa; batch = pa.record_batch({'body': [b'x']})" if call == "append" else ""
-    script = SCRIPT.format(call=CALLS[call], imports=imports, free_max=5)
+    script = SCRIPT.format(call=CALLS[call], imports=imports, is_warm=is_warm, free_max=5)
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True, check=False
     )

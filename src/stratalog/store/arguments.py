@@ -133,6 +133,14 @@ def exact_properties(given: Any) -> dict[str, str]:
     return exact
 
 
+def truth(name: str, value: Any) -> bool:
+    """Whether the value is true. Raises `IllegalMessage` where that is ambiguous, as of an array."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise IllegalMessage(f"{name} is {shown(value)}: give True or False; nothing was written") from None
+
+
 def exact_int(name: str, value: Any, error: type[StratalogError] = IllegalMessage) -> int:
     """A whole number: an `int` or what has `__index__`, but no `bool`."""
     kind = type(value)

@@ -52,7 +52,7 @@ from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
-from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, loads, refusal, refusing
+from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, loads, refusal, refusing, shortage_of
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.reading import damaged_record
@@ -335,8 +335,9 @@ class MessageStore(Uncopied):
             return
         try:
             self._bind_awaiting()
-        except RuntimeError as error:
-            if not is_no_thread(error):  # kernels are loaded on one: until there is room for it, Python puts
+        except (RuntimeError, ImportError, OSError) as error:  # kernels are loaded on a thread, from files: until
+            is_short = is_no_thread(error) if isinstance(error, RuntimeError) else shortage_of(error)
+            if not is_short:  # there is room for these, Python puts
                 raise
 
     def _bind_awaiting(self) -> None:

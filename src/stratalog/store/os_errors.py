@@ -102,18 +102,21 @@ def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _
         def called(*args: _Given.args, **named: _Given.kwargs) -> _Result:
             try:
                 return function(*args, **named)
-            except ImportError as error:  # of a shared library
-                if os.strerror(errno.EMFILE) not in str(error):
-                    raise
-                raise refusal(what, OSError(errno.EMFILE, str(error)), "Nothing was written") from error
-            except OSError as error:
-                if error.errno not in SHORTAGES:
-                    raise
-                raise refusal(what, error, "Nothing was written") from error
+            except (ImportError, OSError) as error:
+                if shortage := shortage_of(error):
+                    raise refusal(what, shortage, "Nothing was written") from error
+                raise
 
         return called
 
     return decorated
+
+
+def shortage_of(error: ImportError | OSError) -> OSError | None:
+    """What the process has too little of, when a module or a compiled kernel could not be loaded for that."""
+    if isinstance(error, ImportError):  # of a shared library
+        return OSError(errno.EMFILE, str(error)) if os.strerror(errno.EMFILE) in str(error) else None
+    return error if error.errno in SHORTAGES else None
 
 
 def is_no_thread(error: BaseException) -> bool:

@@ -43,6 +43,7 @@ from stratalog.store.arguments import (
     exact_properties,
     exact_text,
     milliseconds,
+    truth,
 )
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
@@ -215,7 +216,7 @@ class Queue(Uncopied):
 
     def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:
         """The same in Python, for what the native put hands over: one lock, one pack, one join, one store."""
-        body, wait = exact_bytes("body", body), bool(wait)
+        body, wait = exact_bytes("body", body), truth("wait", wait)
         born_timestamp = check_born_timestamp(born_timestamp)
         if self._seals:
             properties = reserve_record_crc(properties)

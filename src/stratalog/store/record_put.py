@@ -23,7 +23,7 @@ from stratalog.layout.message import (
 from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.arguments import exact_bytes, exact_int, exact_list
+from stratalog.store.arguments import exact_bytes, exact_int, exact_list, truth
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.special_put import Special, special_of
 
@@ -78,7 +78,7 @@ def put_record(
 
     V2 is written where the topic needs it, IPv6 where a host is one. Raises what `Queue.put` raises.
     """
-    body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), bool(wait)
+    body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), truth("wait", wait)
     record = checked_record(queue, body, properties, fields)
     special = special_of(queue, record)
     with queue.store.log.lock:
