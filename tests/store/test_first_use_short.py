@@ -33,7 +33,7 @@ CALLS = {
     "create_topic": "store.create_topic('n')",
 }
 SCRIPT = """
-import os, resource, sys, traceback
+import os, resource, shutil, sys, traceback
 {imports}
 import stratalog
 
@@ -83,21 +83,30 @@ wrong = []
 for free in range({free_max} + 1):
     path = sys.argv[1] + str(free)
     if not {is_warm}:
-        forked(lambda: put(path).close())
+        shutil.copytree(sys.argv[2], path)
     if forked(use, path, free):
         wrong.append(free)
 assert not wrong, f"with {{wrong}} free descriptors"
 """
 
 
-@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "reopened"])
-@pytest.mark.parametrize("call", CALLS)
-def test_the_first_call_with_few_descriptors_works_or_is_refused(call: str, is_warm: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "is_warm", "free_max"),
+    [*((call, True, 5) for call in CALLS), *((call, False, 1) for call in ("queue", "put", "read"))],
+)
+def test_the_first_call_with_few_descriptors_works_or_is_refused(
+    call: str, is_warm: bool, free_max: int, tmp_path: Path
+) -> None:
     """Of a process that put already, or of one that opened what another one left."""
+    with stratalog.open(tmp_path / "left", small=True) as store:
+        store.put("t", b"first", keys="k")
     imports = "import pyarrow as pa; batch = pa.record_batch({'body': [b'x']})" if call == "append" else ""
-    script = SCRIPT.format(call=CALLS[call], imports=imports, is_warm=is_warm, free_max=5)
+    script = SCRIPT.format(call=CALLS[call], imports=imports, is_warm=is_warm, free_max=free_max)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(tmp_path / "store"), str(tmp_path / "left")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
