@@ -15,6 +15,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index, IndexFile
 from stratalog.store.message import Message
+from stratalog.store.os_errors import loads
 from stratalog.store.reading import record_at
 
 _INDEX_STEP_MS = 1000
@@ -24,6 +25,7 @@ _KEYS_AT_ONCE = 512
 
 
 @cache
+@loads("messages cannot be found")
 def _native() -> Callable[..., int]:
     return native.find_keys.bind((Message, None, b"replace"))
 

@@ -684,7 +684,6 @@ class MessageStore(Uncopied):
         self.catch_up()
         return HitsByKey(zip(distinct, self._find(topic, distinct, begin_ms, end_ms, count), strict=True))
 
-    @loads("messages cannot be found")
     def _find(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
         """What `Lookup.messages` finds, as the readers of batch topics and light queues see it."""
         if self.queue_set.has_special and is_light(topic):
