@@ -1,5 +1,6 @@
 """What the machine refuses: descriptors at the first call of each kind, threads, an event loop, the time."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 import stratalog
 from store.conftest import OpenStore
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, StoreUnavailable
 from stratalog.store import commit_log, next_files
 
 CALLS = {
@@ -151,3 +152,15 @@ def test_a_clock_that_gives_no_time_is_refused(value: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="clock_ns returns"):
         stratalog.open(tmp_path / "store", clock_ns=lambda: value)
     assert not (tmp_path / "store").exists()
+
+
+def test_without_a_thread_to_flush_put_async_stores_nothing(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(flush="sync")
+    store.put("t", b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(StoreUnavailable, match="no thread can be started"):
+            asyncio.run(store.put_async("t", b"two"))
+    assert asyncio.run(store.put_async("t", b"two")).queue_offset == 1

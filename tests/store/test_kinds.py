@@ -14,7 +14,7 @@ from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, SIZES, Content, Key, Kind
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH
-from stratalog.layout.names import ABORT, COMMIT_LOG
+from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
@@ -317,6 +317,31 @@ def test_a_damaged_record_hides_its_own_messages_only(kind: Kind, position: str,
             if hidden:
                 assert errors[0].next_offset == max(hidden) + 1
             file.view[start + at] ^= 0x10
+
+
+@every_kind
+@pytest.mark.parametrize("bit", [3, 6, 14])
+def test_a_turned_bit_in_an_offset_hides_no_other_message(kind: Kind, bit: int, tmp_path: Path) -> None:
+    from stratalog.layout.message import HEAD
+
+    queues = kind.made(tmp_path).queues
+    victim = queues[key := next(iter(queues))][5].commit_log_offset
+    for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE):
+        shutil.rmtree(tmp_path / tree / key[0], ignore_errors=True)
+    for name in ("queues.snapshot", "checkpoint"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / ABORT).touch()
+    number, position = divmod(victim, SIZES["mapped_file_size_commit_log"])
+    path = sorted((tmp_path / COMMIT_LOG).iterdir())[number]
+    stored = bytearray(path.read_bytes())
+    stored[position + HEAD.position("queue_offset") + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(stored)
+    for mode in ("r", "w", "w"):
+        with kind.open(tmp_path, mode=mode, enable_lmq=True, enable_multi_dispatch=True) as store:
+            found, _, _ = read_on(store.queue(*key))
+            others = {n: known for n, known in queues[key].items() if known.commit_log_offset != victim}
+            assert {n: known for n, known in found.items() if known.commit_log_offset != victim} == others
+    assert not verify(tmp_path, settings=StoreSettings(**SIZES, **kind.settings)).ok
 
 
 @every_kind

@@ -640,3 +640,21 @@ def test_a_wrong_offset_in_the_newest_unit_of_a_batch_queue_is_noticed_also_wher
     with opened(root) as store:
         assert contents(store) == before
     assert queues_of(root) == whole
+
+
+def test_every_message_of_many_new_queues_is_in_its_own(tmp_path: Path) -> None:
+    """The table of queues grows with any message: here with one of every kind, after any number of others."""
+    for count in range(40):
+        with opened(tmp_path / str(count), clock_ns=Clock()) as store:
+            store.create_topic("batches", queue_type="BatchCQ")
+            put = [store.put(f"plain{number}", b"one") for number in range(count)]
+            for number in range(3):
+                lights = ",".join(f"%LMQ%{number}-{light}" for light in range(2))
+                put.append(store.put("parent", b"two", properties={"INNER_MULTI_DISPATCH": lights}))
+                store.queue("batches").put_batch([b"three"], unique_key=f"u{number}")
+            store.dispatch()
+            queues = [*((f"plain{number}", 1) for number in range(count)), ("parent", 3), ("batches", 3)]
+            queues += [(f"%LMQ%{number}-{light}", 1) for number in range(3) for light in range(2)]
+            for topic, length in queues:
+                assert len(list(store.queue(topic).read())) == length, (count, topic)
+            assert not store.recovery.notes

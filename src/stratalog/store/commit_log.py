@@ -318,9 +318,9 @@ class CommitLog:
                 self.fail(failed(f"flush of {self.directory}", error))
                 assert self._failure is not None
                 raise self._failure from error
-            self.durable_offset = max(self.durable_offset, end)
-            for file in self._files[first:last]:  # full and durable
+            for file in self._files[first:last]:  # full and durable; before anybody is told, who may close the log then
                 file.release()
+            self.durable_offset = max(self.durable_offset, end)
         return self.durable_offset
 
     @property

@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, command
 from stratalog.kernels.dispatch import UnitStatus, build_units, insert_queue, scatter
@@ -122,7 +123,7 @@ class Dispatcher:
         self._waiting: dict[int, bytearray] = {}  # by row: units that no kernel built, in front of the kernels' own
         self._table = QueueTable()
         self.progress = DispatchProgress()
-        self._filled = self._followed_size = self._skipped_to = 0
+        self._filled = self._followed_size = self._skipped_to = self._count = 0
         self._positions = np.empty(CHUNK_RECORDS, np.int64)
         self._sizes = np.empty(CHUNK_RECORDS, np.int32)
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
@@ -227,7 +228,7 @@ class Dispatcher:
         self.progress.last_store_timestamp = self._log.message(base + last).store_timestamp
 
     def _build_units(self, file: MappedFile, count: int, base: int) -> None:
-        done = 0
+        done, self._count = 0, count
         while done < count:
             done, status = self._step(file, done, count, base)
             if status == UnitStatus.NEEDS_MORE:
@@ -256,38 +257,30 @@ class Dispatcher:
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
-                contradicted = self._is_contradicted(file, first, count, record)
+                expected = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
+                contradicted = self._is_contradicted(file, first, record, expected)
                 if contradicted or not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
                     first += 1
         return first, status
 
-    def _is_contradicted(self, file: MappedFile, number: int, count: int, record: Record) -> bool:
-        """Whether the record after this one in its queue has none that is higher, but one that the queue
-        still expects."""
-        queue_name = _topic_of(record), record.queue_id
-        next_offset = int(self._table.rows[self._row_of[queue_name]][QUEUE_NEXT_OFFSET])
-        positions = self._positions[number + 1 : min(count, number + 1 + _LOOK_AHEAD_RECORDS)]
-        heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
-        for other in np.flatnonzero(heads["queue_id"] == record.queue_id).tolist():
-            following = self._record(file, number + 1 + other)
-            if (_topic_of(following), following.queue_id) == queue_name and enters_queue(following.sys_flag):
-                if not next_offset <= following.queue_offset <= record.queue_offset:
-                    return False
-                self._note(
-                    f"log offset {record.commit_log_offset:,}: offset {record.queue_offset:,} in {queue_name[0]}/"
-                    f"{queue_name[1]} cannot be, the next message there has {following.queue_offset:,}; the message is "
-                    "not in that queue"
-                )
-                return True
-        return False
+    def _is_contradicted(self, file: MappedFile, number: int, record: Record, expected: int) -> bool:
+        """Whether the next record of its queue has an offset that the queue still expects: not this one's is right."""
+        following = next_of_queue(file, self._positions[number + 1 : self._count], record)
+        if following is None or not expected <= following <= record.queue_offset:
+            return False
+        self._note(
+            f"log offset {record.commit_log_offset:,}: offset {record.queue_offset:,} in {_topic_of(record)}/"
+            f"{record.queue_id} cannot be, the next message there has {following:,}; the message is not in that queue"
+        )
+        return True
 
     def _take_special(self, file: MappedFile, number: int, base: int) -> None:
         """A record of a batch topic, or one that stands in light queues beside its own."""
         message = message_at(file.map, int(self._positions[number]))
         row = self._row_of[message.topic, message.queue_id]
-        rows, offset = self._table.rows, message.commit_log_offset
+        offset = message.commit_log_offset
         if isinstance(self._by_row[row], BatchQueue):
-            self._take_batch(row, message)
+            self._take_batch(row, message, file, number)
             return
         places, problems = light_places(message.raw_properties, offset)
         for problem in problems:
@@ -295,14 +288,15 @@ class Dispatcher:
         unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
         for place in places:
             self._take_light(place, number, offset, unit)
+        rows = self._table.rows  # not before: each light queue may have grown the table
         kind = rows[row][QUEUE_KIND]
         rows[row][QUEUE_KIND] = QueueKind.PLAIN
         try:
             self._step(file, number, number + 1, base)
         finally:
-            self._table.rows[row][QUEUE_KIND] = kind
+            rows[row][QUEUE_KIND] = kind
 
-    def _take_batch(self, row: int, message: Message) -> None:
+    def _take_batch(self, row: int, message: Message, file: MappedFile, number: int) -> None:
         offset, queue = message.commit_log_offset, self._by_row[row]
         if offset < self._table.rows[row][QUEUE_NEXT_OFFSET]:
             return
@@ -316,6 +310,8 @@ class Dispatcher:
                 f"log offset {offset:,}: offset {message.queue_offset:,} in {queue.topic}/{queue.queue_id} cannot be, "
                 f"the queue ends at {end:,}; the record is not in that queue"
             )
+            return
+        if last and ahead > 0 and self._is_contradicted(file, number, self._record(file, number), end):
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
@@ -407,6 +403,17 @@ class Dispatcher:
     def _record(self, file: MappedFile, number: int) -> Record:
         position = int(self._positions[number])
         return decode_record(file.view.data, position, verify=False)
+
+
+def next_of_queue(file: MappedFile, positions: NDArray[np.int64], record: Record) -> int | None:
+    """Queue offset of the first record of the same queue among those at some positions; only so many are looked at."""
+    positions = positions[:_LOOK_AHEAD_RECORDS]
+    heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
+    for other in np.flatnonzero(heads["queue_id"] == record.queue_id).tolist():
+        found = decode_record(file.view.data, int(positions[other]), verify=False)
+        if found.topic == record.topic and enters_queue(found.sys_flag):
+            return found.queue_offset
+    return None
 
 
 def may_be_lost(count: int, lost_size: int) -> bool:

@@ -52,7 +52,16 @@ from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
-from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, loads, refusal, refusing, shortage_of
+from stratalog.store.os_errors import (
+    FULL,
+    SHORTAGES,
+    is_no_thread,
+    loads,
+    refusal,
+    refusing,
+    shortage_of,
+    thread_refusal,
+)
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.reading import damaged_record
@@ -179,7 +188,7 @@ class MessageStore(Uncopied):
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
                 invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
             )  # fmt: skip
-        except CorruptData:
+        except (StratalogError, OSError):
             if clean and not self._disk.read_only and not self._is_invalidated:  # nothing was changed yet
                 self._disk.remove(self.root / names.ABORT)
             raise
@@ -409,16 +418,16 @@ class MessageStore(Uncopied):
         """
         if properties is not None and type(properties) is not dict:
             properties = exact_properties(properties)
-        is_sync = self.settings.flush == "sync"
-        if is_sync:
-            check_loop()  # before anything is stored
+        futures = None
+        if self.settings.flush == "sync":  # before anything is stored
+            check_loop()
+            futures = self._futures or self._start_futures()
         receipt = self.queue(topic, queue_id).put(
             body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp,
             wait=False,
         )  # fmt: skip
-        if not is_sync or (properties and not is_wait(properties.get(WAIT))):
-            return receipt
-        await (self._futures or self._start_futures()).durable(receipt.end_offset)
+        if futures and not (properties and not is_wait(properties.get(WAIT))):
+            await futures.durable(receipt.end_offset)
         return receipt
 
     def _start_futures(self) -> LoopCommit:
@@ -426,7 +435,13 @@ class MessageStore(Uncopied):
             if self._futures is None:
                 futures = LoopCommit(self.commit)
                 self._threads.append(futures)
-                futures.start()
+                try:
+                    futures.start()
+                except RuntimeError as error:
+                    if not is_no_thread(error):
+                        raise
+                    self._threads.remove(futures)
+                    raise thread_refusal("put_async cannot wait for a flush") from error
                 self._futures = futures
             return self._futures
 

@@ -106,6 +106,10 @@ def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _
                 if shortage := shortage_of(error):
                     raise refusal(what, shortage, "Nothing was written") from error
                 raise
+            except RuntimeError as error:
+                if is_no_thread(error):
+                    raise thread_refusal(what) from error
+                raise
 
         return called
 

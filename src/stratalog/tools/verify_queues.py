@@ -28,7 +28,7 @@ from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_fille
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
-from stratalog.store.dispatch import QueueTable, may_be_lost
+from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
@@ -173,7 +173,10 @@ class QueueCheck:
             self._step(chunk, number, number + 1)
             self._table.rows[row][QUEUE_KIND] = kind
         elif not is_light(topic):
-            self._special.take_batch(topic, record, str(chunk.file.path), int(chunk.positions[number]))
+            position, later = int(chunk.positions[number]), chunk.positions[number + 1 :]
+            self._special.take_batch(
+                topic, record, str(chunk.file.path), position, lambda: next_of_queue(chunk.file, later, record)
+            )
         elif not record.queue_id:
             self._special.take_own(topic, record.queue_offset, record)
 
@@ -267,12 +270,15 @@ class QueueCheck:
         row, queue_offset = self._row_of[_topic_of(record), record.queue_id], record.queue_offset
         queue = self._by_row[row]
         if queue is not None:
-            if not may_be_lost(queue_offset - queue.next, record.commit_log_offset - self._report.log_begin):
+            following = next_of_queue(chunk.file, chunk.positions[number + 1 :], record)
+            is_contradicted = following is not None and queue.next <= following <= queue_offset
+            lost_size = record.commit_log_offset - self._report.log_begin
+            if is_contradicted or not may_be_lost(queue_offset - queue.next, lost_size):
                 self._report.add(
                     Problem(
                         "log", str(chunk.file.path), int(chunk.positions[number]),
                         f"an offset near {queue.next:,} in queue {queue.files.name}", f"{queue_offset:,}",
-                        "restore the file from a copy; as it is, the message is not in its queue",
+                        "let `stratalog repair STORE` restore the record; as it is, the message is not in its queue",
                     )
                 )  # fmt: skip
                 return False

@@ -3,6 +3,7 @@
 What the log calls for is collected while it is walked, and compared with the files at the end.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ class SpecialQueues:
         """Look at this queue's files though the log may call for nothing in it."""
         self._queue(topic, queue_id, UNIT if is_light(topic) else BATCH_UNIT)
 
-    def take_batch(self, topic: str, record: Record, path: str, position: int) -> None:
-        """A record of a batch topic, in a file of the log at a position. The dispatcher leaves out what is left out
-        here."""
+    def take_batch(
+        self, topic: str, record: Record, path: str, position: int, next_offset: Callable[[], int | None]
+    ) -> None:
+        """A record of a batch topic, in a file of the log at a position; `next_offset` tells the offset of the
+        next one in its queue. The dispatcher leaves out what is left out here."""
         size, _ = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
         if contradiction := contradiction_of(record):
             self._report.add(
@@ -65,7 +68,9 @@ class SpecialQueues:
             )  # fmt: skip
         queue = self._queue(topic, record.queue_id, BATCH_UNIT)
         ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
-        if ahead < 0 or (queue.numbers and not may_be_lost(ahead, lost_size)):
+        following = next_offset() if ahead > 0 else None
+        is_contradicted = following is not None and queue.end <= following <= record.queue_offset
+        if ahead < 0 or (queue.numbers and (is_contradicted or not may_be_lost(ahead, lost_size))):
             self._report.add(
                 Problem(
                     "log", path, position, f"an offset near {queue.end:,} in queue {topic}/{record.queue_id}",
