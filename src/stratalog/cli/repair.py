@@ -200,6 +200,8 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
         what = counted(plan.gone_count, "message")
         shown["before it"] = f"{what} in front of the log's first file: removed by retention, or lost with a file"
     print(pairs(shown))
+    for note in report.notes:
+        print(f"\nnote: {clean(note)}")
     for fault in plan.unmended:
         print(f"\ncannot be mended: {clean(fault)}")
     if not plan.actions:

@@ -23,7 +23,7 @@ from stratalog.store.disk import lock_owner
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import completed, sized
+from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.verify_files import (
     check_checkpoint,
@@ -90,7 +90,8 @@ def verify(
 def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None) -> VerifyReport:
     report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
     disk = ReportingDisk(report)
-    report.clean, settings = was_closed(root, disk), _sized(settings, root, disk)
+    report.clean, (settings, guessed) = was_closed(root, disk), _sized(settings, root, disk)
+    report.notes += [guess_text(guessed)] if guessed else []
     check_files(root, settings, disk, report)
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
@@ -118,10 +119,10 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
     return report
 
 
-def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> StoreSettings:
-    """Settings as opening takes them, by the files that can be read."""
+def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, list[str]]:
+    """Settings as opening takes them, by the files that can be read; and the sizes among them that are guessed."""
     try:
-        return completed(sized(settings, root, disk), root, disk, small=False)[0]
+        return completed(sized(settings, root, disk), root, disk, small=False)
     except Unreadable as error:
         with disk.without(error.filename):
             return _sized(settings, root, disk)
