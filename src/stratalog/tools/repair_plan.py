@@ -45,7 +45,7 @@ from stratalog.store.disk import PrivateDisk
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import completed, noted_sizes, sized
+from stratalog.store.sizes import noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
@@ -120,7 +120,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         raise StoreUnavailable(f"{first.path} {first.found}; {first.next_step}. Nothing was changed")
     disk = PrivateDisk()
     given = settings.mapped_file_size_commit_log if settings else None
-    settings, _ = completed(sized(settings or StoreSettings(), root, disk), root, disk, small=False)
+    settings = sized(settings or StoreSettings(), root, disk)
     plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
     if not report.record_count and (report.torn_size or report.damages):
         raise _no_record(plan)
