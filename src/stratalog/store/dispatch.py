@@ -264,7 +264,7 @@ class Dispatcher:
         return first, status
 
     def _is_contradicted(self, file: MappedFile, number: int, record: Record, expected: int) -> bool:
-        """Whether the next record of its queue has an offset that the queue still expects: not this one's is right."""
+        """Whether the next record of its queue has an offset that the queue still expects: then this one's is wrong."""
         following = next_of_queue(file, self._positions[number + 1 : self._count], record)
         if following is None or not expected <= following <= record.queue_offset:
             return False
@@ -288,13 +288,12 @@ class Dispatcher:
         unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
         for place in places:
             self._take_light(place, number, offset, unit)
-        rows = self._table.rows  # not before: each light queue may have grown the table
-        kind = rows[row][QUEUE_KIND]
-        rows[row][QUEUE_KIND] = QueueKind.PLAIN
+        kind = self._table.rows[row][QUEUE_KIND]  # each time the table's own rows: a new queue may replace the array
+        self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
         try:
             self._step(file, number, number + 1, base)
         finally:
-            rows[row][QUEUE_KIND] = kind
+            self._table.rows[row][QUEUE_KIND] = kind
 
     def _take_batch(self, row: int, message: Message, file: MappedFile, number: int) -> None:
         offset, queue = message.commit_log_offset, self._by_row[row]
