@@ -412,6 +412,36 @@ def test_a_zero_in_the_place_of_the_last_separator_costs_no_message(number: int,
     assert served(root) == put
 
 
+def test_a_record_that_a_crash_tore_stays_damage_after_a_clean_stop(tmp_path: Path) -> None:
+    """Its body is whole: nothing but the note of the damage tells it from a whole record."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        end = store.put("orders", b"first", keys="k").end_offset
+        size = store.put("orders", b"second", keys="k").end_offset - end
+        torn = store.put("orders", b"t" * (len(b"second") + 2 * 512 - (end + 2 * size) % 512), keys="k")
+        store.put("orders", b"last")
+    assert not torn.end_offset % 512
+    whole = served(root)
+    change(log_path(root), torn.end_offset - 4, b"\0" * 4)
+    (root / "abort").touch()
+    for name in ("consumequeue", "queues.snapshot", "checkpoint"):
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept = {place: body for place, body in whole.items() if place[2] != torn.queue_offset}
+    for _ in range(3):
+        with opened(root) as store:
+            assert [damage.begin for damage in store.recovery.quarantined] == [torn.commit_log_offset]
+            assert "RocketMQ may end the log" in store.recovery.warning
+        assert served(root) == kept
+        assert not verify(root).ok
+    rebuild(root)
+    assert served(root) == kept
+    assert [(lost.topic, lost.queue_offset) for lost in plan_repair(root).lost] == [("orders", torn.queue_offset)]
+    assert repair(plan_repair(root)).ok
+    assert served(root).items() >= kept.items()
+    assert verify(root).ok
+
+
 @pytest.mark.parametrize("topic", ["orders", "receipts"], ids=["of a known queue", "alone in its queue"])
 @pytest.mark.parametrize("field", ["total_size", "magic", "body_crc", "commit_log_offset"])
 def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_reported(

@@ -266,6 +266,15 @@ def is_record(log: CommitLog, commit_log_offset: int) -> bool:
     return bool(count)
 
 
+def is_finished(log: CommitLog, commit_log_offset: int) -> bool:
+    """Whether a whole record stands there whose properties do not end as those of a torn record do, with zeros."""
+    file, position = log.file_at(commit_log_offset)
+    if not is_record(log, commit_log_offset):
+        return False
+    record = decode_record(file.view.data, position, verify=False)
+    return not record.properties or bool(file.view[position + record.total_size - 1])
+
+
 def after_record(log: CommitLog, commit_log_offset: int) -> int:
     """Log offset after the record that stands there; if it is damaged, of the next whole one (or the log's end)."""
     if is_record(log, commit_log_offset):

@@ -184,7 +184,8 @@ class MessageStore(Uncopied):
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
         try:
             self.recovery = recover(
-                self.log, self._dispatcher, self.index, checkpoint, clean=clean, untouched=untouched,
+                self.log, self._dispatcher, self.index, checkpoint, clean=clean,
+                may_be_torn=not clean or bool(damages), untouched=untouched,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
                 invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
             )  # fmt: skip

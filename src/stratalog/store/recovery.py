@@ -127,11 +127,12 @@ class Recovery:
 
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
-    untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
+    may_be_torn: bool, untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
     invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
+    `may_be_torn` says that a crash, this or an earlier one, may have kept a record from being written to its end.
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
     vouched for. `invalidate` is called before what is there goes, because it is not what it was vouched for as. Raises
@@ -156,7 +157,7 @@ def recover(
         start = sealed_start(log, dispatcher, seal)
     vouched_end, limit = seal.log_end_offset if seal else 0, log.end_offset
     walk = LogScan(
-        log, start, limit, vouched_end=vouched_end, looks_for_torn=not clean, ends_at=vouched_end if untouched else -1
+        log, start, limit, vouched_end=vouched_end, looks_for_torn=may_be_torn, ends_at=vouched_end if untouched else -1
     )
     found, report = walk.found, Recovery(clean, untouched, start)
     spans: Iterable[Span]
@@ -172,7 +173,7 @@ def recover(
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
         first = begin if clean or beside_writer else min(begin, _checked_by_rocketmq(log, end))
         if first < start:  # damage there may have been found by an earlier opening, and is passed over again
-            with LogScan(log, first, start, looks_for_torn=not clean) as earlier:
+            with LogScan(log, first, start, looks_for_torn=may_be_torn) as earlier:
                 passed = [(max(one, begin), stop) for one, stop in earlier.spans() if stop > begin]
                 spans = itertools.chain(passed, spans)
             report.quarantined += earlier.found.quarantined
@@ -194,8 +195,8 @@ def recover(
             index.clear()
         log.end_offset = limit
         return recover(
-            log, dispatcher, index, checkpoint, clean=clean, untouched=untouched, meter=meter, keep=keep,
-            invalidate=invalidate, may_presume=False, beside_writer=False,
+            log, dispatcher, index, checkpoint, clean=clean, may_be_torn=may_be_torn, untouched=untouched, meter=meter,
+            keep=keep, invalidate=invalidate, may_presume=False, beside_writer=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size

@@ -32,7 +32,7 @@ from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import ExtendedQueue
-from stratalog.store.log_scan import Damage, is_record
+from stratalog.store.log_scan import Damage, is_finished
 
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
@@ -152,7 +152,14 @@ def load_queues(
 def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
     """What was damaged in the log at the last clean stop, and is no whole record now."""
     damages = [Damage(*noted) for noted in snapshot.damages] if snapshot else []
-    return [one for one in damages if log.first_offset <= one.begin < log.end_offset and not is_record(log, one.begin)]
+    return [one for one in damages if log.first_offset <= one.begin < log.end_offset and not is_finished(log, one.begin)]
+
+
+def has_damages(root: Path, disk: Disk) -> bool:
+    """Whether damaged ranges of the log were noted at the last clean stop. A record that a crash tore is among them
+    for good: it is told from a whole one by zeros at its end alone, for which only a torn record is looked into."""
+    snapshot = _read(root, disk)
+    return bool(snapshot and snapshot.damages)
 
 
 def noted_log(root: Path, disk: Disk) -> tuple[int, int, bool] | None:

@@ -46,6 +46,7 @@ from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
     is_of_other_type,
+    may_be_torn,
     queue_directories,
     queue_file_size,
     record_at,
@@ -288,7 +289,7 @@ def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), l
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
     disk = Disk()
     disk.create_directory(staging)
-    if not was_closed(root, disk):  # then opening looks for torn records, as it would in the store itself
+    if may_be_torn(root, disk):  # then opening looks for torn records, as it would in the store itself
         disk.replace(staging / names.ABORT, b"")
     (staging / names.COMMIT_LOG).symlink_to((root / names.COMMIT_LOG).absolute(), target_is_directory=True)
     for name in disk.files(root / names.CONFIG):

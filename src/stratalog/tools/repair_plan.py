@@ -57,7 +57,7 @@ from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import is_under_repair, queue_directories
+from stratalog.tools.verify_files import is_under_repair, may_be_torn, queue_directories
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
@@ -275,7 +275,7 @@ class _LogPlan:
         log_begin = -1
         surveys = survey_log(
             plan.root / COMMIT_LOG, PrivateDisk(), file_size=self._file_size,
-            was_closed=plan.report.clean,
+            may_be_torn=may_be_torn(plan.root, PrivateDisk()),
         )  # fmt: skip
         for survey in surveys:
             log_begin = survey.base_offset if log_begin < 0 else log_begin

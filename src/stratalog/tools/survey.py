@@ -94,12 +94,12 @@ class FileSurvey:
 
 
 def survey_log(
-    directory: Path, disk: Disk, *, file_size: int, was_closed: bool, threads: int | None = None,
+    directory: Path, disk: Disk, *, file_size: int, may_be_torn: bool, threads: int | None = None,
     advance: Advance | None = None,
 ) -> Iterator[FileSurvey]:  # fmt: skip
     """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
 
-    After a clean stop (`was_closed`) no record is torn.
+    After a crash a record may be torn (`may_be_torn`): its properties end with zeros.
     """
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
     with ThreadPoolExecutor(count, "stratalog-survey") as pool:
@@ -107,7 +107,7 @@ def survey_log(
         try:
             for path, start in _expected_files(directory, disk, file_size):
                 ahead.append(pool.submit(
-                    survey_file, path, start, disk, file_size=file_size, was_closed=was_closed, advance=advance
+                    survey_file, path, start, disk, file_size=file_size, may_be_torn=may_be_torn, advance=advance
                 ))  # fmt: skip
                 if len(ahead) > count:
                     yield ahead.popleft().result()
@@ -139,7 +139,7 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
 
 
 def survey_file(
-    path: Path, base_offset: int, disk: Disk, *, file_size: int, was_closed: bool, advance: Advance | None = None
+    path: Path, base_offset: int, disk: Disk, *, file_size: int, may_be_torn: bool, advance: Advance | None = None
 ) -> FileSurvey:
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
@@ -155,7 +155,7 @@ def survey_file(
     position = done = 0
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
-        torn = count if was_closed else first_torn(file, positions[:count], sizes[:count], status)
+        torn = first_torn(file, positions[:count], sizes[:count], status) if may_be_torn else count
         if torn < count:
             count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
         pieces.append(_without_wild(found, positions[:count], sizes[:count]))

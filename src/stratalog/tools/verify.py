@@ -30,6 +30,7 @@ from stratalog.tools.verify_files import (
     check_files,
     check_snapshot,
     log_files_size,
+    may_be_torn,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck
@@ -101,7 +102,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
         root / COMMIT_LOG,
         ReportingDisk(report),
         file_size=settings.commit_log_file_size,
-        was_closed=report.clean,
+        may_be_torn=may_be_torn(root, disk),
         threads=threads,
         advance=count.add,
     )

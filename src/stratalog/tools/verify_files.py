@@ -13,7 +13,7 @@ from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
-from stratalog.store.snapshot import has_whole_snapshot, noted_log
+from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REBUILD, Part, Problem, Unreadable, VerifyReport
 
@@ -44,6 +44,12 @@ def was_closed(root: Path, disk: Disk) -> bool:
     if (root / names.ABORT).is_dir():
         return False
     return disk.read(root / names.ABORT, size_max=len(UNDER_REPAIR) + 1, cut=True) in (None, UNDER_REPAIR)
+
+
+def may_be_torn(root: Path, disk: Disk) -> bool:
+    """Whether a crash may have kept a record of the log from being written to its end: the last stop was not clean, or
+    noted damage."""
+    return not was_closed(root, disk) or has_damages(root, disk)
 
 
 def is_under_repair(root: Path, disk: Disk) -> bool:
