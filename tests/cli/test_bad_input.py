@@ -172,6 +172,8 @@ def test_a_wrong_call_exits_with_2_and_says_it_in_one_sentence(small_store: Path
         ("verify", small_store, "--set", "foo=1"),
         ("put", small_store, "orders", "x", "--key", "a b c", "--property", "a=\x01"),
         ("dump", small_store, "--type", "nothing"),
+        ("dump", small_store, "--from-time", "2002-01-01", "--to-time", "2001-01-01"),
+        ("query", small_store, "orders", "all", "--begin", "2002-01-01", "--end", "2001-01-01"),
         ("put", small_store, "orders", "x", "--conf", conf, "--set", "flush=sync"),
     ):
         told = sentence(call(*arguments), exit_code=2)

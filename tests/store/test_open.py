@@ -221,6 +221,8 @@ def test_reading_touches_no_byte_even_where_recovery_has_much_to_do(open_store: 
             reader.put("t", b"x")
         with pytest.raises(StoreReadOnly, match="reading only"):
             reader.put_many("t", [b"x"])
+    with pytest.raises(StoreClosed, match="is closed; open it again"):
+        reader.put("t", b"x")
     assert fingerprint(store.root) == before
 
 

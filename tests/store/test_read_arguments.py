@@ -105,3 +105,18 @@ def test_a_setting_takes_an_odd_value_and_works_or_is_a_configuration_error(name
 def test_what_is_no_path(path: Any) -> None:
     with pytest.raises(ConfigurationError, match="path"):
         stratalog.open(path)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.query("t", key="k1", begin=1_700_000_000_001, end=1_700_000_000_000),
+        lambda store: store.query_many("t", ["k1"], begin=1_700_000_000_001, end=1_700_000_000_000),
+        lambda store: store.candidates("t", key="k1", begin=1_700_000_000_001, end=1_700_000_000_000),
+        lambda store: store.queue("t").estimate_count(begin=1_700_000_000_001, end=1_700_000_000_000),
+    ],
+    ids=["query", "query_many", "candidates", "estimate_count"],
+)
+def test_a_reversed_time_range_is_refused(call: Callable[[MessageStore], Any], store: MessageStore) -> None:
+    with pytest.raises(ConfigurationError, match="the time range is reversed"):
+        call(store)

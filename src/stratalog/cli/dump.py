@@ -65,12 +65,16 @@ def dump(
     as such and stepped over. With --json: one object a line.
     """
     warm_up()
+    from stratalog.store.arguments import time_range
     from stratalog.tools.dump import Asked
     from stratalog.tools.dump import dump as items_of
 
+    begin_ms, end_ms = _milliseconds("--from-time", begin), _milliseconds("--to-time", end)
+    if begin_ms is not None and end_ms is not None:
+        time_range(begin_ms, end_ms)
     asked = Asked(
         topic=topic, queue_id=queue_id, first_offset=first, end_offset=None if last is None else last + 1, key=key,
-        tags=tags, begin_ms=_milliseconds("--from-time", begin), end_ms=_milliseconds("--to-time", end),
+        tags=tags, begin_ms=begin_ms, end_ms=end_ms,
     )  # fmt: skip
     found = items_of(path, kind=kind, asked=asked)
     shown, shown_path = 0, None

@@ -246,9 +246,17 @@ def milliseconds(name: str, value: Any) -> int:
     raise ConfigurationError(f"{name} {number}: milliseconds have 12 to 14 digits, this looks like {unit}; {wanted}")
 
 
+def time_range(begin: Any, end: Any) -> tuple[int, int]:
+    """Milliseconds of begin and end, which must not come before it."""
+    begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
+    if begin_ms > end_ms:
+        raise ConfigurationError(f"the time range is reversed: begin {shown(begin)} is after end {shown(end)}")
+    return begin_ms, end_ms
+
+
 def query_range(begin: Any, end: Any, limit: Any) -> tuple[int, int, int]:
     """Milliseconds of begin and end, and how many hits are wanted at most; None stands for all."""
     if type(begin) is type(end) is type(limit) is int and begin == 0 and end == TIME_MAX and 0 <= limit <= _ALL:
         return begin, end, limit  # all of time, what a query asks for by default: checking more is a tenth of it
     wanted = _ALL if limit is None else min(exact_count("limit", limit), _ALL)
-    return milliseconds("begin", begin), milliseconds("end", end), wanted
+    return *time_range(begin, end), wanted

@@ -235,7 +235,7 @@ class CommitLog:
         return self.first_offset + len(self._files) * self.file_size
 
     def _check_appendable(self) -> None:
-        if reason := self._failure or self._stopped:
+        if reason := self._stopped or self._failure:
             raise reason.with_traceback(None)  # or the traceback grows with each refused put
 
     def reserve(self, record_sizes: NDArray[np.int64]) -> None:

@@ -43,6 +43,7 @@ from stratalog.store.arguments import (
     exact_properties,
     exact_text,
     milliseconds,
+    time_range,
     truth,
 )
 from stratalog.store.batch_queue import BatchQueue
@@ -436,7 +437,7 @@ class Queue(Uncopied):
         beyond, an estimate from a million of them. In a batch topic a message has its batch's tags, as in RocketMQ.
         """
         estimate_count = _estimate_count()
-        begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
+        begin_ms, end_ms = time_range(begin, end)
         first = self.offset_at_ms(begin_ms) if begin_ms else self.min_offset
         stop = max(first, self.offset_at_ms(end_ms + 1) if end_ms < TIME_MAX else self.max_offset)
         return stop - first if tags is None else estimate_count(self, first, stop, exact_text("tags", tags))

@@ -152,7 +152,8 @@ def load_queues(
 def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
     """What was damaged in the log at the last clean stop, and is no whole record now."""
     damages = [Damage(*noted) for noted in snapshot.damages] if snapshot else []
-    return [one for one in damages if log.first_offset <= one.begin < log.end_offset and not is_finished(log, one.begin)]
+    inside = [damage for damage in damages if log.first_offset <= damage.begin < log.end_offset]
+    return [damage for damage in inside if not is_finished(log, damage.begin)]
 
 
 def has_damages(root: Path, disk: Disk) -> bool:
