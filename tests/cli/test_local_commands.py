@@ -243,6 +243,20 @@ def test_tail_shows_the_last_messages_and_those_that_come(tmp_path: Path, call: 
     ]
 
 
+def test_tail_says_that_it_waits_for_a_queue_that_is_not_there(tmp_path: Path, call: Call) -> None:
+    with stratalog.open(tmp_path / "s", **SETTINGS) as store:
+        store.put("orders", b"old")
+        store.dispatch()
+        writer = threading.Timer(0.5, lambda: (store.put("orders", b"new", queue_id=7), store.dispatch()))
+        writer.start()
+        try:
+            result = call("tail", tmp_path / "s", "orders", "--queue", 7, "--count", 1)
+        finally:
+            writer.join()
+    assert "there is no queue orders/7 yet; waiting for its first message" in result.stderr
+    assert "new" in result.stdout
+
+
 def test_settings_come_from_a_broker_conf(tmp_path: Path, call: Call) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("mappedFileSizeCommitLog=65536\nmaxHashSlotNum=77\nmaxIndexNum=300\nbrokerName=b\n")

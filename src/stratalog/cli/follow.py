@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stratalog.cli.intact import Intact
+from stratalog.cli.output import tell
 from stratalog.cli.place import open_local
 from stratalog.store.following import views
 from stratalog.store.message import Message
@@ -28,3 +29,6 @@ def follow(
                     intact.miss(low - start, f"{topic}/{number}: offsets {start:,} to {low - 1:,} were deleted")
                 yield from intact.read(queue, max(start, low))
                 next_offsets[number] = end
+            if view is store and not next_offsets:
+                name = f"topic {topic}" if queue_id is None else f"queue {topic}/{queue_id}"
+                tell(f"there is no {name} yet; waiting for its first message")
