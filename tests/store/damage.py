@@ -286,13 +286,14 @@ class Inflict:
         return f"the {size} bytes at {at} as they were when the log ended at {end}"
 
     def place(self) -> str:
-        """A field that places a record gets the value that it has in another one, or the next one up or down."""
+        """A field that places a record gets the value that it has in another one, or the next one up or down, or one
+        far ahead."""
         put, other = self.chance.choice(self.original.puts), self.chance.choice(self.original.puts)
         layout = HEADS[put.record.sys_flag & HOSTS_MASK]
         name = self.chance.choice(("queue_id", "queue_offset", "queue_offset", "commit_log_offset"))
         field = next(field for field in layout.fields if field.name == name)
         at, size = layout.position(name), field.size
-        value = int.from_bytes(put.data[at : at + size]) + self.chance.choice((-1, 1, 2))
+        value = int.from_bytes(put.data[at : at + size]) + self.chance.choice((-1, 1, 2, 70_000, 1 << 20))
         stored = other.data[at : at + size] if self.chance.random() < 0.5 else (value % 256**size).to_bytes(size)
         self._change_log(put.offset + at, stored)
         return f"{name} of the record at {put.offset} := {int.from_bytes(stored)}"

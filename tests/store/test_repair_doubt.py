@@ -412,6 +412,33 @@ def test_a_zero_in_the_place_of_the_last_separator_costs_no_message(number: int,
     assert served(root) == put
 
 
+@pytest.mark.parametrize("topic", ["orders", "batches"])
+@pytest.mark.parametrize(("added", "lost_count"), [(1 << 20, 0), (70_000, 1)], ids=["one bit", "several bits"])
+def test_without_units_a_record_far_ahead_of_its_queue_is_restored_or_reported(
+    topic: str, added: int, lost_count: int, tmp_path: Path
+) -> None:
+    """Dispatch passes over it; if repair did not, the store would stay broken."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        receipts = [store.put(topic, b"%d" % number * 20) for number in range(5)]
+        store.put("others", b"last")
+    put = served(root)
+    at = receipts[4].commit_log_offset + HEAD.position("queue_offset")
+    change(log_path(root), at, (receipts[4].queue_offset + added).to_bytes(8))
+    for name in ("consumequeue", "batchconsumequeue"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("queues.snapshot", "checkpoint"):
+        (root / name).unlink()
+    plan = plan_repair(root)
+    assert plan.lost_count + plan.unplaced_count == lost_count
+    assert repair(plan).ok
+    assert not plan_repair(root).actions
+    after = served(root)
+    assert len(after) == len(put) - lost_count
+    assert after.items() <= put.items()
+
+
 def test_a_record_that_a_crash_tore_stays_damage_after_a_clean_stop(tmp_path: Path) -> None:
     """Its body is whole: nothing but the note of the damage tells it from a whole record."""
     root = tmp_path / "store"

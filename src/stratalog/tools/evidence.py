@@ -30,6 +30,7 @@ from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk
+from stratalog.store.dispatch import may_be_lost
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
@@ -114,12 +115,26 @@ class QueueEvidence:
         return low <= claim.queue_offset and (high is None or claim.end <= high)
 
     def outvoted(self) -> list[int]:
-        """Positions of the records that do not fit in: the others form the heaviest rising sequence."""
-        numbers, ends = self.numbers, self.ends
-        if bool(np.all(numbers[1:] >= ends[:-1])):
-            return []
-        chosen = _heaviest(self.numbers.tolist(), self.ends.tolist(), self._weights().tolist())
-        return [at for at in range(len(numbers)) if at not in chosen]
+        """Positions of the records that do not fit in: the others form the heaviest rising sequence, without a jump
+        that no lost messages explain."""
+        everything, weights = np.arange(len(self.numbers)), self._weights()
+        chosen = everything
+        if not np.all(self.numbers[1:] >= self.ends[:-1]):
+            chosen = np.array(_heaviest(self.numbers.tolist(), self.ends.tolist(), weights.tolist()))
+        if jumps := self._jumps(chosen):
+            chosen = max(np.split(chosen, jumps), key=lambda piece: int(weights[piece].sum()))
+        found: list[int] = np.setdiff1d(everything, chosen).tolist()
+        return found
+
+    def _jumps(self, chosen: NDArray[np.int64]) -> list[int]:
+        """Where one of the chosen records is further ahead of the one before than the log between them has room for.
+        Units that lead to both say that it is true."""
+        ahead, lost_sizes = self.numbers[chosen[1:]] - self.ends[chosen[:-1]], np.diff(self.offsets[chosen])
+        is_told = self.supported[chosen] | self.certain[chosen]
+        return [
+            at + 1 for at in np.flatnonzero((ahead > 0) & ~(is_told[1:] & is_told[:-1])).tolist()
+            if not may_be_lost(int(ahead[at]), int(lost_sizes[at]))
+        ]  # fmt: skip
 
     def _weights(self) -> NDArray[np.int64]:
         found: NDArray[np.int64] = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
@@ -139,8 +154,8 @@ class QueueEvidence:
         }  # fmt: skip
 
 
-def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> set[int]:
-    """The records of the heaviest sequence in which each begins at or after the end of the one before."""
+def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> list[int]:
+    """Positions of the records of the heaviest sequence in which each begins at or after the end of the one before."""
     order = sorted(set(ends))
     rank = {end: number for number, end in enumerate(order, 1)}
     tree = [(0, 1)] * (len(order) + 1)  # by rank: weight of the heaviest sequence that ends there or before, and
@@ -163,11 +178,11 @@ def _heaviest(numbers: list[int], ends: list[int], weights: list[int]) -> set[in
             tree[place] = max(tree[place], (score, -at))
             place += place & -place
         best = max(best, (score, -end, -at))
-    chosen, last = set(), best[2]
+    chosen, last = [], best[2]
     while last <= 0:
-        chosen.add(-last)
+        chosen.append(-last)
         last = before[-last]
-    return chosen
+    return chosen[::-1]
 
 
 class Evidence:
