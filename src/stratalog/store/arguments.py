@@ -50,7 +50,7 @@ def exact_bytes(name: str, value: Any) -> bytes:
 def exact_list(name: str, values: Any) -> list[Any]:
     """A list of what an iterable yields; it is iterated once, and never asked for its length."""
     kind = type(values)
-    if kind is list:
+    if kind is list or kind is tuple:
         return [*values]
     if issubclass(kind, _ONE):
         raise IllegalMessage(f"{name} is {shown(values)}: give an iterable of several")
@@ -87,8 +87,9 @@ def exact_text(name: str, value: Any) -> str:
 def text_list(name: str, values: Any) -> list[str]:
     """A list of the texts of an iterable."""
     items = exact_list(name, values)
-    if any(kind is not str for kind in set(map(type, items))):
-        return [exact_text(f"{name}[{number}]", item) for number, item in enumerate(items)]
+    for item in items:
+        if type(item) is not str:
+            return [exact_text(f"{name}[{number}]", item) for number, item in enumerate(items)]
     return items
 
 
@@ -99,17 +100,25 @@ def exact_labels(tags: Any, keys: Any, unique_key: Any) -> tuple[str | None, str
     if unique_key is not None:
         unique_key = exact_text("unique_key", unique_key)
     if keys is not None:
-        keys = exact_text("keys", keys) if issubclass(type(keys), str) else _joined(text_list("keys", keys))
+        keys = exact_text("keys", keys) if issubclass(type(keys), str) else _joined(keys)
     return tags, keys, unique_key
 
 
-def _joined(keys: list[str]) -> str | None:
-    for key in keys:
-        if KEY_SEPARATOR in key:
-            raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
-        if not key:
-            raise IllegalMessage("key '' in a list: leave it out")
-    return KEY_SEPARATOR.join(keys) or None
+def _joined(keys: Any) -> str | None:
+    items = exact_list("keys", keys)
+    if not items:
+        return None
+    try:
+        joined = KEY_SEPARATOR.join(items)  # of a subclass the content
+    except TypeError:
+        joined = KEY_SEPARATOR.join(text_list("keys", items))
+    parts = joined.split(KEY_SEPARATOR)
+    if "" in parts or len(parts) != len(items):
+        for key in text_list("keys", items):
+            if KEY_SEPARATOR in key:
+                raise IllegalMessage(f"key {key!r} holds a blank, which separates keys")
+        raise IllegalMessage("key '' in a list: leave it out")
+    return joined
 
 
 def exact_properties(given: Any) -> dict[str, str]:

@@ -186,7 +186,8 @@ class Queue(Uncopied):
         tags, keys, unique_key = exact_labels(tags, keys, unique_key)
         shape_key: tuple[Any, ...]
         values: tuple[Any, ...]
-        if named := exact_properties(properties):
+        named: dict[str, str] = {}
+        if properties is not None and (named := exact_properties(properties)):
             shape_key = (tags is None, keys is None, unique_key is None, *named)
             values = (tags, keys, unique_key, *named.values())
         else:
@@ -217,8 +218,8 @@ class Queue(Uncopied):
 
     def _append(self, body: bytes, properties: bytes, born_timestamp: int, wait: bool) -> Receipt:
         """The same in Python, for what the native put hands over: one lock, one pack, one join, one store."""
-        body, wait = exact_bytes("body", body), truth("wait", wait)
-        born_timestamp = check_born_timestamp(born_timestamp)
+        body = exact_bytes("body", body)
+        wait, born_timestamp = wait is True or truth("wait", wait), check_born_timestamp(born_timestamp)
         if self._seals:
             properties = reserve_record_crc(properties)
         size = len(body)

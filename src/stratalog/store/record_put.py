@@ -23,7 +23,7 @@ from stratalog.layout.message import (
 from stratalog.layout.messageid import offset_message_id
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.arguments import exact_bytes, exact_int, exact_list, truth
+from stratalog.store.arguments import TIME_MAX, exact_bytes, exact_int, exact_list, truth
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.special_put import Special, special_of
 
@@ -197,6 +197,8 @@ def check_stored(properties: bytes) -> None:
 
 def check_born_timestamp(born_timestamp: Any) -> int:
     """The time in milliseconds. Raises `IllegalMessage` unless it is a whole number that fits its field."""
+    if type(born_timestamp) is int and 0 <= born_timestamp <= TIME_MAX:
+        return born_timestamp
     return _fitting("born_timestamp", born_timestamp, 64)
 
 
