@@ -647,6 +647,9 @@ class Oracle:
                         self._excuse(key, message.commit_log_offset)
                         continue
                     assert key not in served, f"{key} is served twice"
+                    stored = puts[key].record.properties
+                    is_right = message.raw_properties == stored or not self.original.record_crc
+                    assert is_right or topic == "batches", f"{key} has other properties than it was put with"
                     served[key] = message.commit_log_offset
         return served
 

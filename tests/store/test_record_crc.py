@@ -146,3 +146,20 @@ def test_a_record_whose_crc_went_wrong_later_is_not_served_and_verify_names_it(o
     copy = crash_copy(store, tmp_path / "copy")
     with stratalog.open(copy, mode="r", **(SMALL | QUIET)) as again:
         assert any("CRC" in problem.found for problem in verify(again).problems)
+
+
+def test_zeros_over_the_end_of_the_properties_are_damage(open_store: OpenStore) -> None:
+    """Wherever they begin and end: what is left of the name of the CRC, or nothing of it, must not pass for no CRC."""
+    store = open_store(enabled_append_prop_crc=True)
+    receipts = [store.put("t", b"x" * 10, properties={"amount": "1000000"}) for _ in range(3)]
+    store.close()
+    (path,) = log_files(store.root)
+    whole, end = path.read_bytes(), receipts[1].end_offset
+    for begin in range(end - 34, end - CRC_PROPERTY_SIZE + 8):
+        for stop in range(max(begin, end - CRC_PROPERTY_SIZE) + 1, end + 1):
+            path.write_bytes(whole[:begin] + bytes(stop - begin) + whole[stop:])
+            with stratalog.open(store.root, mode="r", **SMALL) as reader, pytest.raises(CorruptData):
+                list(reader.queue("t").read(1, count=1))
+            assert not verify(store.root).ok, (begin - end, stop - end)
+    path.write_bytes(whole)
+    assert verify(store.root).ok

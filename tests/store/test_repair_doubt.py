@@ -500,3 +500,88 @@ def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_repor
             with opened(damaged) as store:
                 assert store.put(topic, b"new").queue_offset > newest.queue_offset
         shutil.rmtree(damaged)
+
+
+def next_offsets(root: Path, *topics: str) -> list[int]:
+    with opened(root) as store:
+        return [store.queue(topic).max_offset for topic in topics]
+
+
+def test_messages_of_several_lost_files_keep_their_offsets(tmp_path: Path) -> None:
+    """Each file has room for its own placeholders, and none for those of the others."""
+    root, size = tmp_path / "store", 4096
+    with opened(root, mapped_file_size_commit_log=size) as store:
+        for number, end in ((0, size), (1, 4 * size - 1000), (0, 5 * size)):
+            while store.put(("orders", "zebra")[number], b"x" * 20).commit_log_offset < end:
+                pass
+    put = served(root)
+    for number in (1, 2, 3):
+        (root / "commitlog" / f"{number * size:020d}").write_bytes(bytes(size))
+    before = [1 + max(place[2] for place in put if place[0] == topic) for topic in ("orders", "zebra")]
+    plan = mended(root, put)
+    assert plan.lost_count > 3 * size // 150
+    assert sum(action.placeholder_count for action in plan.actions) == plan.lost_count
+    assert next_offsets(root, "orders", "zebra") == before
+
+
+@pytest.mark.parametrize("kind", ["plain", "batch", "light"])
+def test_the_offset_of_a_lost_message_too_small_for_a_placeholder_is_not_given_again(kind: str, tmp_path: Path) -> None:
+    """Its placeholder comes to the log's end, where later messages of the queue will follow it."""
+    root = tmp_path / "store"
+    names = {"light": ("t", "%LMQ%a", "%LMQ%b")}.get(kind, ("t",))
+    properties = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"} if kind == "light" else None
+    with opened(root) as store:
+        if kind == "batch":
+            store.create_topic("t", queue_type="BatchCQ")
+        receipts = [store.put("t", b"x", properties=properties) for _ in range(4)]
+        store.put("other", b"last")
+    put = served(root)
+    change(log_path(root), receipts[3].commit_log_offset, bytes(receipts[3].store_size))
+    plan = plan_repair(root)
+    assert [(lost.topic, lost.queue_offset) for lost in plan.lost] == [("t", 3)]
+    assert repair(plan).ok
+    assert not plan_repair(root).actions
+    assert next_offsets(root, *names) == [4] * len(names)
+    assert served(root).items() <= put.items()
+    rebuild(root)
+    assert next_offsets(root, *names) == [4] * len(names)
+
+
+@pytest.mark.parametrize("topic", ["t", "batches"])
+def test_a_damaged_placeholder_is_restored_and_counts_as_no_message(topic: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        receipts = [store.put(topic, b"x" * 100, tags="a") for _ in range(8)]
+    for number in (3, 4):
+        change(log_path(root), receipts[number].commit_log_offset, bytes(receipts[number].store_size))
+    first = plan_repair(root)
+    assert repair(first).ok
+    change(log_path(root), receipts[3].commit_log_offset + 3, b"\1")
+    second = plan_repair(root)
+    assert (first.message_count, second.message_count) == (6, 6)
+    assert (first.whole_count, second.whole_count, second.mended_count, second.lost) == (6, 6, 0, [])
+    assert repair(second).ok
+    assert len(served(root)) == 6
+
+
+def test_exchanged_queues_of_a_log_whose_first_file_is_gone_are_rebuilt(tmp_path: Path) -> None:
+    """No queue offset is in both of them: the records tell whose they are."""
+    root, size = tmp_path / "store", 4096
+    with opened(root, mapped_file_size_commit_log=size) as store:
+        while store.put("a", b"x" * 80).commit_log_offset < size:
+            pass
+        for topic in "bbbaaaccc":
+            store.put(topic, b"y" * 80)
+    log_path(root).unlink()
+    whole = served(root)
+    one, other, aside = (root / "consumequeue" / name / "0" for name in ("a", "b", "aside"))
+    aside.parent.mkdir()
+    for source, target in ((one, aside), (other, one), (aside, other)):
+        source.rename(target)
+    aside.parent.rmdir()
+    shutil.copytree(root, tmp_path / "copy")
+    rebuild(tmp_path / "copy")
+    assert served(tmp_path / "copy") == whole
+    assert repair(plan_repair(root)).ok
+    assert served(root) == whole

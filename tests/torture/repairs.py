@@ -7,9 +7,10 @@ from store.damage import GIVEN, KINDS, Oracle, Original, inflict, unit_bytes
 from stratalog.errors import CorruptData, StratalogError
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE
 from stratalog.layout.queue import BATCH_UNIT, UNIT
+from stratalog.store.opening import open_store
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
-from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.repair_plan import RepairPlan, plan_repair
 from stratalog.tools.verify import verify
 from torture.report import Row, Torture
 
@@ -68,9 +69,23 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
     assert not again.actions, again.actions[:2]
     kept, left = (plan.whole_count, plan.message_count), (again.whole_count, again.message_count)
     assert kept == left, f"{kept} records and messages reported as kept, {left} are there"
+    _check_offsets(root, plan)
     counts["messages lost"] += plan.lost_count
     counts["records restored"] += plan.mended_count
     counts["stores with messages that nothing names"] += unknown is not None
+
+
+def _check_offsets(root: Path, plan: RepairPlan) -> None:
+    """No offset of a lost message is given again, in its queue or in a light one."""
+    ends: dict[tuple[str, int], int] = {}
+    for message in plan.lost:
+        places = [(name, 0, number + 1) for name, number in message.places]
+        for topic, queue_id, end in [(message.topic, message.queue_id, message.end), *places]:
+            ends[topic, queue_id] = max(ends.get((topic, queue_id), 0), end)
+    with open_store(root, settings=GIVEN) as store:
+        next_offsets = {key: store.queue(*key).max_offset for key in ends}
+    given = {key: (next_offsets[key], end) for key, end in ends.items() if next_offsets[key] < end}
+    assert not given, f"offsets of lost messages are given again (next, lost up to): {given}"
 
 
 def _judge_rebuild(torture: Torture, number: int, stores: Stores) -> None:

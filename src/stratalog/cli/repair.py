@@ -159,7 +159,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "actions": [
             {
                 "kind": action.kind, "path": action.path, "position": action.position, "size": action.size,
-                "reason": action.reason, "placeholders": len(action.lost), "does": described(action),
+                "reason": action.reason, "placeholders": action.placeholder_count, "does": described(action),
             }
             for action in plan.actions
         ],

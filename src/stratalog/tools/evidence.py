@@ -230,6 +230,10 @@ class Evidence:
         """Records that earlier repairs made."""
         return len(self._repaired)
 
+    def add_repaired(self, ranges: list[tuple[int, int]]) -> None:
+        """Log offsets [begin, end) of further such records."""
+        self._repaired = sorted({*self._repaired, *ranges})
+
     def is_known(self, key: QueueKey) -> bool:
         """Whether a queue has records that can be read, or units."""
         found = self.queues.get(key)

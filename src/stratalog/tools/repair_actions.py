@@ -23,10 +23,15 @@ class Action:
     size: int = 0
     reason: str = ""
     lost: tuple[LostMessage, ...] = ()
-    """Messages that get placeholders."""
+    """Messages that are known to have stood there, or come there: those that fit get placeholders."""
     cover: Cover | None = None
     data: bytes = b""
     """Of `mend`: the record as it was put."""
+
+    @property
+    def placeholder_count(self) -> int:
+        """How many messages get placeholders."""
+        return len(self.cover.fitting(self.lost)) if self.cover else 0
 
 
 def lost_json(message: LostMessage) -> dict[str, Any]:
@@ -59,8 +64,11 @@ def described(action: Action) -> str:
         case "cover":
             return f"set {action.size:,} bytes of {place} aside and cover them with placeholders"
         case "cut":
-            kept = f"; {len(action.lost):,} placeholders keep the offsets of what is lost" if action.lost else ""
-            return f"set {action.size:,} bytes after the log's end ({place}) aside and zero them{kept}"
+            kept = f"{action.placeholder_count:,} placeholders to keep the offsets of what is lost"
+            if not action.size:
+                return f"append {kept} ({place})"
+            aside = f"set {action.size:,} bytes after the log's end ({place}) aside and zero them"
+            return f"{aside}; write {kept}" if action.lost else aside
         case "drop":
             return f"set {action.path} aside: it lies after the log's end"
         case "config":

@@ -66,6 +66,11 @@ class LostMessage:
         return self.batch_size or 1
 
     @property
+    def end(self) -> int:
+        """Queue offset after it."""
+        return self.queue_offset + self.message_count
+
+    @property
     def room(self) -> int:
         """Bytes that its placeholder takes at least."""
         return placeholder(self, {}).total_size

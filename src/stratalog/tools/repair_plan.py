@@ -224,6 +224,8 @@ class _LogPlan:
         self._files: dict[int, _File] = {}
         self._restored: dict[int, bytes] = {}
         self._newest = (-1, 0)
+        self._kept_ends: dict[tuple[str, int], int] = {}
+        """Queue offset after the last placeholder, by queue."""
         self._blanks: list[Damage] = []
         """What the blank records cover that close files, where it has room for a record."""
 
@@ -252,21 +254,24 @@ class _LogPlan:
         for mend in found.mends:
             self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
         plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count
+        again = [mend for mend in found.mends if HEAD.unpack(mend.data).flag == LOST_FLAG]
+        evidence.add_repaired([(mend.offset, mend.offset + len(mend.data)) for mend in again])
         plan.whole_count -= evidence.repaired_count
-        plan.mended_count = len(found.mends)
+        plan.mended_count = len(found.mends) - len(again)
         plan.gone_count = evidence.gone_count
         plan.message_count = sum(
             int((queue.ends - queue.numbers)[~evidence.is_repaired(queue.offsets)].sum())
             for key, queue in evidence.queues.items() if not is_light(key[0])
         )  # fmt: skip
+        left: list[LostMessage] = []
         for damage in found.damages:
             lost = sorted(found.lost[damage])
             plan.unplaced_count += damage.reason == WILD and all(is_light(message.topic) for message in lost)
             plan.lost += lost
             if damage.end == tail.end:
-                self._plan_tail(damage.begin, written_end, lost)
+                self._plan_tail(damage.begin, written_end, sorted([*lost, *self._newest_of(left, evidence)]))
             else:
-                self._plan_cover(damage, lost)
+                left += self._plan_cover(damage, lost)
         plan.lost = sorted([*plan.lost, *found.displaced])
 
     def _look(self, evidence: Evidence) -> tuple[list[Damage], Damage, int, int]:
@@ -359,21 +364,38 @@ class _LogPlan:
         is_next = at < len(file.positions) and start + int(file.positions[at]) == end
         return before, (end, int(file.sizes[at])) if is_next else None
 
-    def _plan_cover(self, damage: Damage, lost: list[LostMessage]) -> None:
-        """An action for each file. All placeholders go where there is most room."""
-        pieces = split(damage, self._file_size)
-        widest = max(pieces, key=lambda piece: piece[1] - piece[0])
-        for begin, end in pieces:
-            mine, closes_file = (list(lost) if (begin, end) == widest else []), end % self._file_size == 0
+    def _plan_cover(self, damage: Damage, lost: list[LostMessage]) -> list[LostMessage]:
+        """An action for each file, with as many placeholders as there is room for, each queue's in order; returns the
+        messages that get none."""
+        for begin, end in split(damage, self._file_size):
+            closes_file = end % self._file_size == 0
             before, after = self._beside(begin, end)
             if end - begin < (BLANK.size if closes_file else SMALLEST):  # too small for a record
                 taken = before if before and sum(before) == begin else after
                 if taken is None:
                     self._plan.unmended.append(f"{end - begin} bytes at log offset {begin:,} are too few to be covered")
                     continue
-                mine += self._give_up(*taken)
+                lost = sorted([*lost, *self._give_up(*taken)])
                 begin, end = min(begin, taken[0]), max(end, sum(taken))
-            self._plan.actions.append(self._covering(begin, end, closes_file, before or after, mine, damage.reason))
+            action = self._covering(begin, end, closes_file, before or after, damage.reason)
+            assert action.cover
+            kept = action.cover.fitting(lost)
+            if end < damage.end:  # what follows the first that does not fit stays behind it
+                kept = [message for message, other in zip(kept, lost, strict=False) if message == other]
+            lost = [message for message in lost if message not in set(kept)]
+            for message in kept:
+                key = message.topic, message.queue_id
+                self._kept_ends[key] = max(self._kept_ends.get(key, 0), message.end)
+            self._plan.actions.append(replace(action, lost=tuple([*kept, *lost] if end >= damage.end else kept)))
+        return lost
+
+    def _newest_of(self, lost: list[LostMessage], evidence: Evidence) -> list[LostMessage]:
+        """Those of the lost messages after which their queue has nothing: without a placeholder at the log's end their
+        offsets would be given again."""
+        ends = dict(self._kept_ends)
+        for key in {(message.topic, message.queue_id) for message in lost}:
+            ends[key] = max(ends.get(key, 0), int(evidence.queue(*key).ends.max(initial=0)))
+        return [message for message in lost if message.queue_offset >= ends[message.topic, message.queue_id]]
 
     def _give_up(self, offset: int, size: int) -> list[LostMessage]:
         """The record beside a range that is too small to be covered alone: it is covered, too."""
@@ -390,9 +412,8 @@ class _LogPlan:
         return [message]
 
     def _covering(
-        self, begin: int, end: int, closes_file: bool, neighbour: tuple[int, int] | None, lost: list[LostMessage],
-        reason: str,
-    ) -> Action:  # fmt: skip
+        self, begin: int, end: int, closes_file: bool, neighbour: tuple[int, int] | None, reason: str
+    ) -> Action:
         start, size = begin - begin % self._file_size, end - begin
         neighbour = neighbour or (self._newest if self._newest[0] >= 0 else None)
         record = self._record_at(*neighbour) if neighbour else None
@@ -400,7 +421,7 @@ class _LogPlan:
             begin, size, set_aside_name(begin, size), record.store_timestamp if record else 0, closes_file,
             bool(record and has_record_crc(record.properties)),
         )  # fmt: skip
-        return Action("cover", f"{COMMIT_LOG}/{offset_name(start)}", begin - start, size, reason, tuple(lost), cover)
+        return Action("cover", f"{COMMIT_LOG}/{offset_name(start)}", begin - start, size, reason, cover=cover)
 
     def _plan_tail(self, begin: int, written_end: int, lost: list[LostMessage]) -> None:
         """Cut what is after the log's end, and let placeholders follow, in further files where they need them."""
@@ -408,7 +429,7 @@ class _LogPlan:
         while lost or written_end > begin:
             start = begin - begin % full_size
             torn_size = max(0, min(written_end, start + full_size) - begin)
-            action = self._covering(begin, begin + torn_size, False, self._newest, [], TAIL)
+            action = self._covering(begin, begin + torn_size, False, self._newest, TAIL)
             assert action.cover
             room = replace(action.cover, size=start + full_size - begin - BLANK.size)
             kept = room.fitting_named(lost)

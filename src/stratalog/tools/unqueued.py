@@ -184,6 +184,8 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
     """Queue offsets and log offsets of each queue's units; queues without units are left out, and so are files that
     contradict the queues `beside` them: they are another queue's."""
     found: dict[QueueKey, Led] = {}
+    led = [offsets for (topic, _), (_, offsets, _) in (beside or {}).items() if not is_light(topic)]
+    elsewhere = np.sort(np.concatenate([np.empty(0, np.int64), *led]))
     layouts: tuple[tuple[str, Any], ...] = ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
     for tree, layout in layouts:
         for topic, queue_id, directory in queue_directories(root, tree, disk):
@@ -192,7 +194,7 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
                 is_there = tags_codes != LOST_TAGS_CODE
                 ends = numbers + np.maximum(counts, 1)
                 piece = numbers[is_there], offsets[is_there], ends[is_there]
-                if not (beside and _contradicts(piece, beside.get((topic, queue_id)))):
+                if not (beside and _contradicts(piece, beside.get((topic, queue_id)), elsewhere)):
                     pieces.append(piece)
             if sum(len(numbers) for numbers, *_ in pieces):
                 numbers, offsets, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
@@ -200,12 +202,16 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
     return found
 
 
-def _contradicts(piece: Led, now: Led | None) -> bool:
+def _contradicts(piece: Led, now: Led | None, led: Offsets) -> bool:
     """Whether a file of units leads elsewhere than the queue does now at over a quarter of the queue offsets that both
-    have: two light queues can share half of their messages."""
+    have: two light queues can share half of their messages. Where they have none in common, whether it leads to more
+    records that other queues have now (of all that are `led` to) than to the queue's own."""
     if now is None:
         return False
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
+    if not len(mine):
+        is_own = _is_among(piece[1], np.sort(now[1]))
+        return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > int(np.count_nonzero(is_own))
     return 4 * int(np.count_nonzero(piece[1][mine] != now[1][there])) > len(mine)
 
 
