@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -44,7 +44,7 @@ class Dropped(Exception):
 
 class Injector:
     """Within it, the n-th point raises `Interrupted`, or what is given; `point` says which that was, None when there
-    were fewer.
+    were fewer. With `calls` it calls that instead.
 
     With `at=0` nothing is raised, and `points` are those at which a place of the code was reached for one of its first
     times. The return of the outermost function is no point with `returns=False`: what it returns would be lost.
@@ -52,9 +52,10 @@ class Injector:
 
     def __init__(
         self, at: int, *, returns: bool = True, raises: type[BaseException] = Interrupted,
-        traced: tuple[str, ...] = TRACED,
+        traced: tuple[str, ...] = TRACED, calls: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._at = at
+        self._calls = calls
         self._raises = raises
         self._traced = traced
         self._returns = returns
@@ -105,7 +106,9 @@ class Injector:
             code = frame.f_code
             self.point = f"{event} in {Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}"
             self._disarm()
-            raise self._raises(self.point)
+            if self._calls is None:
+                raise self._raises(self.point)
+            self._calls()
 
     def _is_traced(self, frame: FrameType | None) -> bool:
         return frame is not None and frame.f_code.co_filename.startswith(self._traced)

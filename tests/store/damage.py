@@ -522,6 +522,11 @@ class Oracle:
             and not self._is_elsewhere(self.changed.get(put.offset, set()))
         }  # fmt: skip
 
+        self.unnamed = {
+            put.offset for put in original.puts
+            if original.record_crc and not has_record_crc(log_at(log, put.offset, len(put.data)))
+        }  # fmt: skip
+        """Records whose record CRC lost its name: nothing tells that they had one."""
         self.before = self._right_before(root)
         """Places from which the message that was put there is read as it was."""
         self.contested = {
@@ -649,6 +654,7 @@ class Oracle:
                     assert key not in served, f"{key} is served twice"
                     stored = puts[key].record.properties
                     is_right = message.raw_properties == stored or not self.original.record_crc
+                    is_right |= message.commit_log_offset in self.unnamed
                     assert is_right or topic == "batches", f"{key} has other properties than it was put with"
                     served[key] = message.commit_log_offset
         return served
@@ -693,6 +699,9 @@ class Oracle:
         misplaced = getattr(self, "misplaced", set())
         # Of a queue and its copy nobody knows which is right where the log has no message of either.
         copied = {key for key in lost if key not in put and (key[0] == GHOST or key[1] == GHOST_ID)}
+        # Where a head is all that is left of a record, its damaged place is reported: it stands for the right one.
+        if any(changed & PLACING for offset, changed in self.changed.items() if offset not in self.led):
+            copied = {key for key in lost if key not in put}
         invented = {key for key in lost if key not in put} - copied
         assert not invented or misplaced, f"reported as lost, never put: {sorted(invented)[:3]}"
         missing = put.keys() - served.keys() - set(lost)

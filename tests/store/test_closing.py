@@ -14,7 +14,7 @@ import pytest
 
 import stratalog
 from store.model import SMALL
-from stratalog.errors import StoreClosed
+from stratalog.errors import StoreClosed, StoreUnavailable, StratalogError
 from stratalog.store import lookup, reading
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
@@ -151,3 +151,47 @@ def _descriptors() -> Iterator[None]:
     before = len(list(Path("/proc/self/fd").iterdir()))
     yield
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
+def test_put_async_on_a_closed_store_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    store = stratalog.open(tmp_path, **SETTINGS, flush="sync")
+    store.put("t", b"x")
+    store.close()
+    with pytest.raises(StoreClosed):
+        asyncio.run(store.put_async("t", b"y"))
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.close(),
+        lambda store: store.queue("t").put_record(b"inner"),
+        lambda store: store.queue("t").put_many([b"inner"]),
+        lambda store: store.append(ROWS, topic="t"),
+    ],
+    ids=["close", "put_record", "put_many", "append"],
+)
+def test_a_call_in_the_middle_of_a_put_is_refused_and_the_put_goes_on(call: Any, flush: Any, tmp_path: Path) -> None:
+    """As a signal handler or a finalizer makes it; the clock is asked while the log is locked."""
+    refused: list[StratalogError] = []
+    armed: list[bool] = []
+
+    def clock() -> int:
+        if armed:
+            armed.clear()
+            with pytest.raises(StoreUnavailable, match="in the middle of another call") as raised:
+                call(store)
+            refused.append(raised.value)
+        return time.time_ns()
+
+    with stratalog.open(tmp_path, **SETTINGS, flush=flush, clock_ns=clock) as store:
+        store.put("t", b"first")
+        armed.append(True)
+        store.queue("t").put_record(b"outer")
+        store.put("t", b"last")
+    assert len(refused) == 1
+    with stratalog.open(tmp_path, mode="r") as reader:
+        assert [message.body for message in reader.queue("t").read()] == [b"first", b"outer", b"last"]

@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +18,7 @@ import stratalog
 from crash.interrupts import Dropped, Injector, Interrupted, interrupted_after, unraisable_dropped
 from store.model import QUIET
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import StoreClosed
+from stratalog.errors import StoreClosed, StoreUnavailable
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.names import LOCK
 from stratalog.layout.properties import encode_properties
@@ -220,6 +221,8 @@ class Scene:
         self._template = folder / "template"
         self._known = Diary()
         self._numbers = count(1)
+        self.now: tuple[MessageStore, Diary] | None = None
+        """The store that is open, and its diary."""
         self.root = folder / "first"
         with self.open() as store:
             store.create_topic("b", queues=1, queue_type="BatchCQ")
@@ -318,7 +321,7 @@ def _ends_by_interrupt() -> Iterator[None]:
     """The interrupt, or what `threading` made of it: its `Condition.wait` may release a lock twice."""
     try:
         yield
-    except (Interrupted, Dropped):
+    except (Interrupted, Dropped, StoreClosed):  # the last one after a handler that closes the store
         pass
     except RuntimeError as error:
         cause: BaseException | None = error
@@ -337,6 +340,7 @@ def _course_of(operation: Operation) -> Course:
         """Open, interrupt the operation, put and read on (or not), close."""
         diary = scene.begin()
         store = scene.open()
+        scene.now = store, diary
         with scene.others_put(store, diary), _ends_by_interrupt(), interrupting():
             operation(store, diary)
         if goes_on:
@@ -350,6 +354,7 @@ def _course_of(operation: Operation) -> Course:
 def _closing(scene: Scene, interrupting: Interrupting, goes_on: bool) -> None:
     diary = scene.begin()
     store = scene.open()
+    scene.now = store, diary
     for operation in (_put, _put_batch, _put_light):
         operation(store, diary)
     with scene.others_put(store, diary):
@@ -363,6 +368,7 @@ def _dispatching(scene: Scene, interrupting: Interrupting, goes_on: bool) -> Non
     """Units of every kind of queue, and index items, into new files."""
     diary = scene.begin()
     store = scene.open()
+    scene.now = store, diary
     for _ in range(14):
         for operation in (_put, _put_batch, _put_light):
             operation(store, diary)
@@ -419,6 +425,59 @@ def points(torture: Torture, row: Row) -> None:
                 with row.case(case, seconds=HANG_S), _named(injector):
                     course(scene, lambda injector=injector: injector, bool(number % 2))
     row.notes.append(f"{total:,} points")
+
+
+def _close(store: MessageStore, diary: Diary) -> None:
+    store.close()
+
+
+CALLS: dict[str, Operation] = {
+    "put": _put, "put_record": _put_record, "put_many": _put_list, "flush": _flush, "read": _read, "close": _close,
+}  # fmt: skip
+"""What a signal handler may call: it is done, or refused."""
+
+
+@unraisable_dropped()
+def handlers(torture: Torture, row: Row) -> None:
+    """The same points; the handler calls the store, and what it interrupted goes on."""
+    refused: Counter[str] = Counter()
+    for name, given, course in _cases():
+        if course is _opening:
+            continue
+        scene = Scene(torture.place("handlers") / name.replace(" ", "-"), **given)
+        for _ in range(2):
+            counted = Injector(0)
+            course(scene, lambda counted=counted: counted, False)
+        for call, operation in CALLS.items():
+            count = len(counted.points) if torture.full else min(1, len(counted.points))
+            for number in sorted(torture.chance("handlers", f"{call} in {name}").sample(counted.points, count)):
+                case = f"{call} in {name}/{number}"
+                if torture.wants(case):
+                    handler = _Handler(scene, operation)
+                    injector = Injector(number, calls=handler)
+                    with row.case(case, seconds=HANG_S), _named(injector):
+                        course(scene, lambda injector=injector: injector, call != "close" and bool(number % 2))
+                    refused[call] += handler.is_refused
+    row.notes.append(", ".join(f"{call} refused {count:,} times" for call, count in refused.items()))
+
+
+class _Handler:
+    """Calls the store that is open."""
+
+    def __init__(self, scene: Scene, operation: Operation) -> None:
+        self._scene, self._operation = scene, operation
+        self.is_refused = False
+
+    def __call__(self) -> None:
+        assert self._scene.now
+        try:
+            self._operation(*self._scene.now)
+        except StoreUnavailable as error:
+            if "in the middle of another call" not in str(error):
+                raise
+            self.is_refused = True
+        except StoreClosed:
+            pass
 
 
 @unraisable_dropped()

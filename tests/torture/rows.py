@@ -8,7 +8,7 @@ from torture.forks import forks
 from torture.full_disk import real, shortages
 from torture.fuzz import decoders, extremes, stores
 from torture.gaps import gaps
-from torture.interrupt import points, signals
+from torture.interrupt import handlers, points, signals
 from torture.kills import kills
 from torture.kinds import kinds
 from torture.mutations import mutations
@@ -23,6 +23,7 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "ended": ("the process ends at the n-th system call", ended),
     "traced": ("kill -9 at the n-th real call (strace)", traced),
     "interrupt": ("an exception from a signal handler at the n-th line or call", points),
+    "handlers": ("a signal handler that calls the store, at the n-th line or call", handlers),
     "signals": ("a real signal at a random moment, beside threads that put", signals),
     "errors": ("EIO and ENOSPC at the n-th system call", errors),
     "pages": ("power cut, page by page", pages),

@@ -39,6 +39,7 @@ from stratalog.layout.properties import (
 from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
 from stratalog.store.arguments import column_names, exact_count, exact_text
 from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.locks import free
 from stratalog.store.queue import Queue
 from stratalog.store.reading import check_complete
 from stratalog.store.record_put import check_queue_id
@@ -180,7 +181,10 @@ def append_batch(
     for number, rows in enumerate(pieces):  # all of them before the first is written
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
     fixed_sizes = np.array([queue.fixed_size for queue in queues])[rows_queue]
-    with store.log.lock:  # over all pieces: nobody else's messages stand between, or are counted into the ranges
+    with (
+        free(store.log.lock),
+        store.log.busy,
+    ):  # over all pieces: nobody else's messages stand between, or are counted into the ranges
         store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)
         starts, now = [queue.next_offset for queue in queues], store.clock_ns() // 1_000_000
         try:

@@ -1,6 +1,5 @@
 """The dispatcher: follows the log and derives ConsumeQueue units and index items from it, in order."""
 
-import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +31,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
+from stratalog.store.locks import free, new_lock
 from stratalog.store.message import Message, message_at
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
@@ -104,11 +104,11 @@ class Dispatcher:
         """Takes the records of each chunk to the index."""
         self._set = queues
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
-        self._lock = threading.Lock()
         self._is_closed = False
         self._is_broken_off = False
         """Whether an error or a signal handler ended a chunk: the table of queues may be ahead of the queues."""
         self.files = queues.files
+        self.locks = new_lock(), self.files.lock, *([index.lock] if index else [])
         self.queues = queues.by_name
         self.queue = queues.get
         self.restored = queues.restored
@@ -140,14 +140,14 @@ class Dispatcher:
 
     def close(self) -> None:
         """Wait for a dispatch under way; later ones do nothing. The log's mappings may go then."""
-        with self._lock:
+        with free(*self.locks):
             self._is_closed = True
         self.files.close()
 
     def snapshot(self, *, recovering: bool = False) -> tuple[DispatchProgress, Seal]:
         """How far dispatch is, and what queues and index hold at that point. While the store is being recovered, queues
         may have units of later records already."""
-        with self._lock:
+        with free(*self.locks):
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
             queues = [queue for queue in self.queues.values() if queue.end_offset]
             counts = [queue.unit_count for queue in queues]
@@ -179,7 +179,7 @@ class Dispatcher:
         record only where recovery marked them (see `skip`)."""
         if self.progress.offset >= limit:
             return
-        with self._lock:
+        with free(*self.locks):
             if self._is_closed:
                 return
             if self._is_broken_off:  # what was not written is done again; the queues say what was

@@ -16,6 +16,7 @@ from stratalog.errors import ConfigurationError, StoreFailed
 from stratalog.layout.properties import WAIT, find_property
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
+from stratalog.store.locks import free, new_lock
 from stratalog.store.worker import Worker
 
 _AGAIN_S = 0.05
@@ -33,18 +34,19 @@ class GroupCommit:
 
     def __init__(self, log: CommitLog) -> None:
         self.log = log
-        self._lead = threading.Lock()
+        self.lead = new_lock()
         self._newest = threading.Lock()
 
     def wait(self, offset: int) -> None:
         """Return when every byte below `offset` is durable. Raises `StoreFailed` when the flush failed."""
         log = self.log
         while log.durable_offset < offset:
+            free(self.lead)
             newest = self._newest
             if newest.locked():
                 with newest:  # until the flush under way is over
                     continue
-            with self._lead:
+            with self.lead:
                 if log.durable_offset < offset:
                     newest = threading.Lock()
                     with newest:
@@ -64,7 +66,7 @@ class LoopCommit:
         self._commit = commit
         self._here = threading.local()
         self._asked: SimpleQueue[_Waiters | None] = SimpleQueue()
-        self._lock = threading.Lock()
+        self.lock = new_lock()
         self._is_stopped = False
         self._thread = Worker("stratalog-flush", self._run)
 
@@ -86,7 +88,7 @@ class LoopCommit:
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
         number = waiters.answered + 1
-        with self._lock:  # nobody asks a thread that has gone
+        with free(self.lock):  # nobody asks a thread that has gone
             if not self._is_stopped:
                 self._asked.put(waiters)
                 waiters.asked = number  # last: if a signal handler raises before, the next waiter asks again
@@ -124,7 +126,7 @@ class LoopCommit:
 
     def close(self) -> None:
         """Flush once more for all who wait, then stop. Nothing may be put any more."""
-        with self._lock:
+        with free(self.lock):
             self._is_stopped = True
             self._asked.put(None)
         self._thread.end()

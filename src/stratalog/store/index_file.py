@@ -1,7 +1,6 @@
 """The key index: IndexFiles in order, filled by the dispatcher, asked by key and time. Derived data."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
@@ -30,6 +29,7 @@ from stratalog.layout.message import PROPERTIES_SIZE_MAX
 from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 from stratalog.store.index_bulk import BulkItems
+from stratalog.store.locks import free, new_lock
 
 HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
@@ -206,8 +206,8 @@ class Index:
         self.flushed_timestamp = 0
         self.is_complete = False
         self._bulk: BulkItems | None = None
-        self._lock = threading.Lock()
-        self._keeping = threading.Lock()
+        self.lock = new_lock()
+        self._keeping = new_lock()
         self._kept = 0
         self._is_broken_off = False
         """Whether an error or a signal handler ended a put: items may be there that `resume_offset` does not tell."""
@@ -338,7 +338,7 @@ class Index:
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """Index scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
-        with self._lock:
+        with free(self.lock):
             if self._is_broken_off:
                 self._resume_at_end()
             self._is_broken_off = True
@@ -449,11 +449,11 @@ class Index:
 
         Any thread may call it. Raises `StoreFailed`.
         """
-        with self._keeping:
+        with free(self._keeping, self.lock):
             self._keep()
 
     def _keep(self) -> None:
-        with self._lock:
+        with free(self.lock):
             if not self.files or self.files[-1].next_item == self._kept:
                 return
             *full, file = self.files
@@ -462,7 +462,7 @@ class Index:
             older.mapped.release()
         try:
             file.mapped.sync()
-            with self._lock:
+            with free(self.lock):
                 if file is not self.files[-1]:  # it became full meanwhile, and has a later header
                     return
                 file.mapped.map[: HEADER.size] = HEADER.pack(*map(int, header))

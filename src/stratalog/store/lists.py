@@ -32,6 +32,7 @@ from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host, Record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
+from stratalog.store.locks import free
 from stratalog.store.queue import Queue
 from stratalog.store.receipts import Receipts
 from stratalog.store.record_put import Receipt, RecordFields, append_record, check_stored, checked_record
@@ -139,7 +140,7 @@ def put_list(
     if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece or queue.needs_more(stored):
         return _put_one_by_one(store, queue, bodies, texts, flags, born_timestamp, born_host)
     joined = pa.py_buffer(b"".join(bodies))
-    with store.log.lock:
+    with free(store.log.lock), store.log.busy:
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
         return writer.write(
             store, joined, body_offsets, pa.py_buffer(stored), properties_offsets,
@@ -167,7 +168,10 @@ def _put_one_by_one(
             record = checked_record(queue, body, text, fields)
             planned.append((record, special_of(queue, record)))
     receipts: list[Receipt] = []
-    with store.log.lock:  # over the whole list: nothing that ends a put can come between two of its messages
+    with (
+        free(store.log.lock),
+        store.log.busy,
+    ):  # over the whole list: nothing that ends a put can come between two of its messages
         sizes = []
         for number, (record, special) in enumerate(planned):
             with _naming(number):

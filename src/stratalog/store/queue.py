@@ -50,6 +50,7 @@ from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.following import follow_writer
+from stratalog.store.locks import free
 from stratalog.store.message import Message
 from stratalog.store.os_errors import loads
 from stratalog.store.property_text import Shape, bad_value, shape_of
@@ -152,7 +153,7 @@ class Queue(Uncopied):
         self.words.set_objects(
             CLOCK,
             self._clock_ns,
-            self._log.lock.locked,
+            self._log.busy.locked,
             Receipt,
             self.host,
             MethodType(Queue.put, self),
@@ -229,8 +230,10 @@ class Queue(Uncopied):
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         crc = _crc(body) & 0x7FFFFFFF
-        log = self._log
-        with log.lock:
+        log, lock = self._log, self._log.lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            free(lock)  # raises
+        with lock, log.busy:
             start = log.end_offset
             position = start - log.base
             end = position + total

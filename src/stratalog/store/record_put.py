@@ -25,6 +25,7 @@ from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, with
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.arguments import TIME_MAX, exact_bytes, exact_int, exact_list, truth
 from stratalog.store.flush import asks_to_wait
+from stratalog.store.locks import free
 from stratalog.store.special_put import Special, special_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def put_record(
     body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), truth("wait", wait)
     record = checked_record(queue, body, properties, fields)
     special = special_of(queue, record)
-    with queue.store.log.lock:
+    with free(queue.store.log.lock), queue.store.log.busy:
         receipt = append_record(queue, record, special)
     if wait and queue.store.settings.flush == "sync" and asks_to_wait(properties):
         queue.store.commit.wait(receipt.end_offset)
