@@ -449,7 +449,7 @@ def handlers(torture: Torture, row: Row) -> None:
             counted = Injector(0)
             course(scene, lambda counted=counted: counted, False)
         for call, operation in CALLS.items():
-            count = len(counted.points) if torture.full else min(1, len(counted.points))
+            count = min(torture.count(1, 40), len(counted.points))
             for number in sorted(torture.chance("handlers", f"{call} in {name}").sample(counted.points, count)):
                 case = f"{call} in {name}/{number}"
                 if torture.wants(case):
