@@ -31,5 +31,5 @@ def make_sparse_store(folder: Path) -> None:
             for queue in range(number * share, min(QUEUE_COUNT, (number + 1) * share)):
                 store.put(f"topic-{queue % _TOPICS}", b"x" * 1024, queue_id=queue // _TOPICS, keys=f"key-{queue}")
             if number < FILE_COUNT - 1:
-                with store.log.lock:
+                with store.log.locks.append[0], store.log.busy:
                     store.log.position_for(FILE_SIZE - 8)

@@ -3,23 +3,35 @@
 import random
 import shutil
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from interop.drafts import Ledger, drafts
 from interop.rocketmq import RocketMQ
-from interop.views import java_reading, java_settings, one_by_one, open_ours, put_by_java, random_sizes
+from interop.views import (
+    java_reading,
+    java_settings,
+    one_by_one,
+    open_ours,
+    our_reading,
+    put_by_java,
+    random_sizes,
+)
 from stratalog.config.settings import StoreSettings
+from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import HEAD, LOST_FLAG
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import SysFlag
+from stratalog.store.record_put import Receipt
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_fill import LOST_PROPERTY
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 COUNT = 300
+LIGHT = {"enable_lmq": True, "enable_multi_dispatch": True}
 
 
 def offsets(reading: dict[tuple[str, int], list[dict[str, object]]]) -> dict[tuple[str, int], list[object]]:
@@ -128,3 +140,76 @@ def test_rocketmq_keeps_what_was_put_after_damage_once_it_is_repaired(
         found = [b64decode(message["body"]) for messages in java_reading(rocketmq).values() for message in messages]
         rocketmq.ask("close")
         assert {*kept} == {*found} & {*bodies, *after}
+
+
+def test_rocketmq_builds_a_light_queue_of_a_repaired_log_with_the_same_offsets(
+    rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    """It leaves no gap in a queue and takes no unit behind its end: placeholders must stand in the queue's order."""
+    sizes, root = random_sizes("light order") | LIGHT, tmp_path / "store"
+    with open_ours(root, sizes, rocketmq) as store:
+        receipts = [
+            store.put(topic, b"%d" % number * 60, properties={MULTI_DISPATCH: "%LMQ%x"})
+            for number, topic in enumerate("abbaab")
+        ]
+    _zero(root, receipts[2:4])
+    settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    assert repair(plan_repair(root, settings=settings)).ok
+    shutil.rmtree(root / "consumequeue")
+    (root / "abort").touch()
+    assert rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))["loaded"]
+    queues = {queue["topic"]: queue for queue in rocketmq.ask("read")["queues"]}
+    rocketmq.ask("close")
+    assert queues["%LMQ%x"]["next_offset"] == 6
+    places = [message["commit_log_offset"] for message in queues["%LMQ%x"]["messages"]]
+    assert [places[number] for number in (0, 1, 4, 5)] == [
+        receipts[number].commit_log_offset for number in (0, 1, 4, 5)
+    ]
+
+
+@pytest.mark.parametrize("body", [b"", b"12", b"x" * 200], ids=["empty", "short", "long"])
+def test_rocketmq_that_insists_on_record_crcs_keeps_all_behind_a_repair(
+    rocketmq: RocketMQ, body: bytes, tmp_path: Path
+) -> None:
+    sizes, root = random_sizes("crc") | {"enabled_append_prop_crc": True}, tmp_path / "store"
+    with open_ours(root, sizes, rocketmq) as store:
+        receipts = [store.put("orders", body if number == 4 else b"%d" % number) for number in range(10)]
+    _zero(root, receipts[4:5])
+    settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    assert repair(plan_repair(root, settings=settings)).ok
+    (root / "abort").touch()
+    strict = java_settings(sizes, forceVerifyPropCRC=True)
+    opened = rocketmq.ask("open", directory=str(root), settings=strict)
+    served = [message["queue_offset"] for messages in java_reading(rocketmq).values() for message in messages]
+    rocketmq.ask("close")
+    assert opened["end_offset"] >= receipts[-1].end_offset
+    assert {*served} >= {*range(10)} - {4}
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
+def test_zero_bytes_in_properties_that_rocketmq_wrote_are_no_damage(
+    rocketmq: RocketMQ, tmp_path: Path, *, clean: bool
+) -> None:
+    """Also where a record CRC would stand, of which zeros could be what is left."""
+    sizes, root = random_sizes("zeros"), tmp_path / "store"
+    rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))
+    values = ["\0" * count for count in range(1, 41)] + ["\0" * 8 + "x" * 11]
+    texts = [replace(draft, properties={"value": value}) for draft, value in zip(drafts(9, 41), values, strict=True)]
+    put_by_java(rocketmq, one_by_one(texts), Ledger())
+    before = java_reading(rocketmq)
+    if clean:
+        rocketmq.ask("close")
+    else:
+        rocketmq.kill()
+    settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
+    with open_ours(root, sizes, rocketmq) as store:
+        assert our_reading(store) == before
+    assert verify(root, settings=settings).ok
+    assert not plan_repair(root, settings=settings).actions
+
+
+def _zero(root: Path, receipts: list[Receipt]) -> None:
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        for receipt in receipts:
+            file.seek(receipt.commit_log_offset)
+            file.write(bytes(receipt.store_size))

@@ -124,6 +124,8 @@ def make(root: Path, kind: str, *, record_crc: bool = False, seed: int = 1, coun
             if is_even:
                 body = body[:12].ljust(12, b".")
             queue_id, named = number % 2, {"tags": chance.choice("ab"), "keys": [f"k{number}"]}
+            if chance.random() < 0.2 and not is_even:  # too small for a placeholder
+                body, named = b"%d" % number, {}
             if kind == "plain" or chance.random() < 0.3:
                 store.put(chance.choice(("orders", "bills")), body, queue_id=queue_id, **named)
             elif kind == "batch" and chance.random() < 0.8:
@@ -133,7 +135,8 @@ def make(root: Path, kind: str, *, record_crc: bool = False, seed: int = 1, coun
                 store.put("batches", body, queue_id=queue_id, **named)
             elif kind == "light":
                 names = ",".join(chance.sample(LIGHT_NAMES, chance.choice((1, 2))))
-                store.put("orders", body, queue_id=queue_id, properties={MULTI_DISPATCH: names}, **named)
+                topic = chance.choice(("orders", "z"))
+                store.put(topic, body, queue_id=queue_id, properties={MULTI_DISPATCH: names}, **named)
             elif kind == "delay":
                 properties = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": f"{number:032d}"}
                 store.queue(SCHEDULE_TOPIC, 0).put_record(body, encode_properties(properties))

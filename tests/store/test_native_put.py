@@ -444,7 +444,7 @@ def test_a_put_waits_while_others_hold_the_log(open_store: OpenStore) -> None:
     queue.put(b"first")
     done = threading.Event()
     thread = threading.Thread(target=lambda: (queue.put(b"second"), done.set()))
-    with store.log.lock:
+    with store.log.locks.append[0], store.log.busy:
         end = store.log.end_offset
         thread.start()
         assert not done.wait(0.05)

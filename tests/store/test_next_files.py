@@ -47,7 +47,7 @@ class ShortDisk(Disk):
 
 def settle(store: stratalog.MessageStore) -> None:
     """Wait for the file that is being made."""
-    with store.log.lock:
+    with store.log.locks.append[0], store.log.busy:
         store.log._next_files._end()
 
 
@@ -155,7 +155,7 @@ def test_as_many_files_are_reserved_as_an_append_takes(size: int, open_store: Op
     store = open_store(disk=disk)
     for count in (1, 7, 50):
         store.append(pa.record_batch({"body": pa.array([b"y" * size] * count, pa.binary())}), topic="t")
-        with store.log.lock:
+        with store.log.locks.append[0], store.log.busy:
             store.log._next_files._end()
             assert len(log_files(store.root)) - len(store.log.files) <= 1, "more than the one made ahead"
     check(store)

@@ -59,7 +59,7 @@ def flush_failed(store: MessageStore) -> None:
 
 def closed(store: MessageStore) -> None:
     """By another thread, which gets the lock between two batches."""
-    if not store.log.lock.locked():
+    if not store.log.busy.locked():
         store.close()
 
 

@@ -312,7 +312,7 @@ def put_unchecked(store: MessageStore, properties: dict[str, str]) -> None:
 def write(store: MessageStore, record: Record) -> None:
     """Write a record that no put would write."""
     log = store.log
-    with log.lock:
+    with log.locks.append[0], log.busy:
         position = log.position_for(record.total_size)
         placed = replace(record, commit_log_offset=log.end_offset, store_timestamp=1)
         log.map[position : position + record.total_size] = placed.encode()

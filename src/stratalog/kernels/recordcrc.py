@@ -39,32 +39,20 @@ def _number_at(address: int) -> int:
 
 
 @part
-def _is_name(address: int) -> bool:
-    """Whether the CRC's name stands there, be some of its bytes, or all, zeros: as what was not written, or erased."""
-    if load_i64(address) == _NAME:
-        return True
-    for place in range(_NAME_SIZE):
-        byte = load_u8(address + place)
-        if byte and byte != _NAME >> 8 * (_NAME_SIZE - 1 - place) & 0xFF:
-            return False
-    return True
-
-
-@part
 def record_crc_state(record: int, size: int) -> int:
     """ABSENT, HOLDS or BROKEN for a record of `size` bytes whose properties are long enough to end with a CRC.
 
-    A record has one when its last property bears the CRC's name (zeros in it pass for damage: no text has them), or
-    when it is ten digits that are just this record's CRC: then the name is what was damaged.
+    A record has one when its last property bears the CRC's name, or when it is ten digits that are just this record's
+    CRC: then the name is what was damaged.
     """
     tail, end = record + size - _TAIL_SIZE, record + size
-    is_named = _is_name(tail)
+    is_named = load_i64(tail) == _NAME
     if load_u8(tail + _NAME_SIZE) != NAME_END_BYTE or load_u8(end - 1) != VALUE_END_BYTE:
         return BROKEN if is_named else ABSENT
     number = _number_at(tail + _DIGITS_AT)
     fits = number >= 0 and number == body_crc(record, size - _TAIL_SIZE)
     if is_named:
-        return HOLDS if fits and load_i64(tail) == _NAME else BROKEN
+        return HOLDS if fits else BROKEN
     return BROKEN if fits else ABSENT
 
 

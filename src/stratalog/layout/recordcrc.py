@@ -4,8 +4,8 @@
 
 It covers the record from its first byte to the start of these 20, with its final offsets and store time. In the tier
 it no longer holds, because the copy has another commit_log_offset. A record has one when the last 20 bytes of its
-properties bear its name, or zeros in its place: a CRC that came along with the properties of another record stands
-further in front (a broker orders properties by hash, and the names that it adds itself come behind).
+properties bear its name: a CRC that came along with the properties of another record stands further in front (a broker
+orders properties by hash, and the names that it adds itself come behind).
 """
 
 import re
@@ -58,9 +58,5 @@ def with_crc_name(record: bytes) -> bytes:
 
 
 def has_record_crc(properties: bytes) -> bool:
-    """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it. Zeros in the
-    name pass for damage: no text has them."""
-    name = properties[-CRC_PROPERTY_SIZE : len(CRC32) - CRC_PROPERTY_SIZE]
-    return len(properties) >= CRC_PROPERTY_SIZE and all(
-        byte in (0, wanted) for byte, wanted in zip(name, CRC32.encode(), strict=True)
-    )
+    """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it."""
+    return properties[-CRC_PROPERTY_SIZE:].startswith(CRC32.encode()) and len(properties) >= CRC_PROPERTY_SIZE

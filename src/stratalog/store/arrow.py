@@ -182,7 +182,7 @@ def append_batch(
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
     fixed_sizes = np.array([queue.fixed_size for queue in queues])[rows_queue]
     with (
-        free(store.log.lock),
+        free(*store.log.locks.append),
         store.log.busy,
     ):  # over all pieces: nobody else's messages stand between, or are counted into the ranges
         store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)

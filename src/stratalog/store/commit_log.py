@@ -17,7 +17,7 @@ from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMI
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk, MappedFile, Stamp, failed
-from stratalog.store.locks import free, new_lock
+from stratalog.store.locks import StoreLocks, free
 from stratalog.store.message import Message
 from stratalog.store.next_files import AHEAD_SIZE_MIN, NextFiles
 from stratalog.store.os_errors import SHORTAGES, refusal
@@ -62,9 +62,9 @@ class CommitLog:
     def __init__(self, directory: Path, disk: Disk, *, file_size: int) -> None:
         self.directory = directory
         self.file_size = file_size
-        self.lock = new_lock()
+        self.locks = StoreLocks()
         self.busy = threading.Lock()
-        """Held by whoever holds `lock`: compiled code asks it whether somebody does."""
+        """Held by whoever holds `locks.append`: compiled code asks it whether somebody does."""
         self._disk = disk
         self._next_files = NextFiles(disk, directory, file_size)
         self.on_step: Callable[[], None] = lambda: None
@@ -285,7 +285,7 @@ class CommitLog:
     def stop(self, reason: StoreClosed) -> None:
         """Wait for an append under way, refuse every later one, and remove files that nothing was put into; what is
         there can still be flushed."""
-        with free(self.lock), self.busy:
+        with free(*self.locks.append), self.busy:
             self._stopped = reason
             self._view[LOG_LIMIT] = -1
             self.settle()

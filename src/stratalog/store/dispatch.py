@@ -31,7 +31,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
-from stratalog.store.locks import free, new_lock
+from stratalog.store.locks import free
 from stratalog.store.message import Message, message_at
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
@@ -108,7 +108,6 @@ class Dispatcher:
         self._is_broken_off = False
         """Whether an error or a signal handler ended a chunk: the table of queues may be ahead of the queues."""
         self.files = queues.files
-        self.locks = new_lock(), self.files.lock, *([index.lock] if index else [])
         self.queues = queues.by_name
         self.queue = queues.get
         self.restored = queues.restored
@@ -140,14 +139,14 @@ class Dispatcher:
 
     def close(self) -> None:
         """Wait for a dispatch under way; later ones do nothing. The log's mappings may go then."""
-        with free(*self.locks):
+        with free(*self._log.locks.dispatch):
             self._is_closed = True
         self.files.close()
 
     def snapshot(self, *, recovering: bool = False) -> tuple[DispatchProgress, Seal]:
         """How far dispatch is, and what queues and index hold at that point. While the store is being recovered, queues
         may have units of later records already."""
-        with free(*self.locks):
+        with free(*self._log.locks.dispatch):
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
             queues = [queue for queue in self.queues.values() if queue.end_offset]
             counts = [queue.unit_count for queue in queues]
@@ -179,7 +178,7 @@ class Dispatcher:
         record only where recovery marked them (see `skip`)."""
         if self.progress.offset >= limit:
             return
-        with free(*self.locks):
+        with free(*self._log.locks.dispatch):
             if self._is_closed:
                 return
             if self._is_broken_off:  # what was not written is done again; the queues say what was

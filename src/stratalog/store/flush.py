@@ -16,7 +16,7 @@ from stratalog.errors import ConfigurationError, StoreFailed
 from stratalog.layout.properties import WAIT, find_property
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import ClockNs
-from stratalog.store.locks import free, new_lock
+from stratalog.store.locks import free
 from stratalog.store.worker import Worker
 
 _AGAIN_S = 0.05
@@ -34,19 +34,18 @@ class GroupCommit:
 
     def __init__(self, log: CommitLog) -> None:
         self.log = log
-        self.lead = new_lock()
         self._newest = threading.Lock()
 
     def wait(self, offset: int) -> None:
         """Return when every byte below `offset` is durable. Raises `StoreFailed` when the flush failed."""
         log = self.log
         while log.durable_offset < offset:
-            free(self.lead)
+            lead = free(*log.locks.flush, done=". What was put is in the log, and not durable yet")
             newest = self._newest
             if newest.locked():
                 with newest:  # until the flush under way is over
                     continue
-            with self.lead:
+            with lead:
                 if log.durable_offset < offset:
                     newest = threading.Lock()
                     with newest:
@@ -66,7 +65,7 @@ class LoopCommit:
         self._commit = commit
         self._here = threading.local()
         self._asked: SimpleQueue[_Waiters | None] = SimpleQueue()
-        self.lock = new_lock()
+        self._locks = commit.log.locks.futures
         self._is_stopped = False
         self._thread = Worker("stratalog-flush", self._run)
 
@@ -88,7 +87,7 @@ class LoopCommit:
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
         number = waiters.answered + 1
-        with free(self.lock):  # nobody asks a thread that has gone
+        with free(*self._locks):  # nobody asks a thread that has gone
             if not self._is_stopped:
                 self._asked.put(waiters)
                 waiters.asked = number  # last: if a signal handler raises before, the next waiter asks again
@@ -124,9 +123,13 @@ class LoopCommit:
             waiters.answered += 1
             waiters.wake()
 
+    def is_current(self) -> bool:
+        """Whether this is the thread."""
+        return self._thread.is_current()
+
     def close(self) -> None:
         """Flush once more for all who wait, then stop. Nothing may be put any more."""
-        with free(self.lock):
+        with free(*self._locks):
             self._is_stopped = True
             self._asked.put(None)
         self._thread.end()
@@ -268,6 +271,10 @@ class Periodic:
                 return
             except Exception as error:  # noqa: BLE001 - top of the thread
                 self.failure = error
+
+    def is_current(self) -> bool:
+        """Whether this is the thread."""
+        return self._thread.is_current()
 
     def close(self) -> None:
         self._is_closed = True

@@ -29,7 +29,7 @@ from stratalog.layout.message import PROPERTIES_SIZE_MAX
 from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 from stratalog.store.index_bulk import BulkItems
-from stratalog.store.locks import free, new_lock
+from stratalog.store.locks import StoreLocks, free
 
 HITS_MAX = 64
 """A query collects this many unless told otherwise (`maxMsgsNumBatch`)."""
@@ -191,7 +191,7 @@ class Index:
 
     def __init__(
         self, root: Path, disk: Disk, *, slot_count: int, item_capacity: int, with_tags: bool, clock_ns: ClockNs,
-        zone: tzinfo = UTC,
+        zone: tzinfo = UTC, locks: StoreLocks | None = None,
     ) -> None:  # fmt: skip
         self.directory = root / INDEX
         self.slot_count = slot_count
@@ -206,8 +206,7 @@ class Index:
         self.flushed_timestamp = 0
         self.is_complete = False
         self._bulk: BulkItems | None = None
-        self.lock = new_lock()
-        self._keeping = new_lock()
+        self._locks = locks or StoreLocks()
         self._kept = 0
         self._is_broken_off = False
         """Whether an error or a signal handler ended a put: items may be there that `resume_offset` does not tell."""
@@ -338,7 +337,7 @@ class Index:
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """Index scanned records at `positions` (bytes from `address`; `base_offset` is the log offset of byte 0)."""
-        with free(self.lock):
+        with free(*self._locks.index):
             if self._is_broken_off:
                 self._resume_at_end()
             self._is_broken_off = True
@@ -449,11 +448,11 @@ class Index:
 
         Any thread may call it. Raises `StoreFailed`.
         """
-        with free(self._keeping, self.lock):
+        with free(*self._locks.index_header):
             self._keep()
 
     def _keep(self) -> None:
-        with free(self.lock):
+        with free(*self._locks.index):
             if not self.files or self.files[-1].next_item == self._kept:
                 return
             *full, file = self.files
@@ -462,7 +461,7 @@ class Index:
             older.mapped.release()
         try:
             file.mapped.sync()
-            with free(self.lock):
+            with free(*self._locks.index):
                 if file is not self.files[-1]:  # it became full meanwhile, and has a later header
                     return
                 file.mapped.map[: HEADER.size] = HEADER.pack(*map(int, header))

@@ -140,7 +140,7 @@ def put_list(
     if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece or queue.needs_more(stored):
         return _put_one_by_one(store, queue, bodies, texts, flags, born_timestamp, born_host)
     joined = pa.py_buffer(b"".join(bodies))
-    with free(store.log.lock), store.log.busy:
+    with free(*store.log.locks.append), store.log.busy:
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
         return writer.write(
             store, joined, body_offsets, pa.py_buffer(stored), properties_offsets,
@@ -169,7 +169,7 @@ def _put_one_by_one(
             planned.append((record, special_of(queue, record)))
     receipts: list[Receipt] = []
     with (
-        free(store.log.lock),
+        free(*store.log.locks.append),
         store.log.busy,
     ):  # over the whole list: nothing that ends a put can come between two of its messages
         sizes = []

@@ -385,5 +385,5 @@ def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
 
 def _written_size(file: MappedFile, position: int) -> int:
     """How far after `position` something was written (bytes that are not zero), looking at one record's reach."""
-    written = np.flatnonzero(file.view[position : position + _REACH])
+    written = np.flatnonzero(file.view[position : position + _REACH].copy())  # a writer may be writing there
     return int(written[-1]) + 1 if written.size else 0

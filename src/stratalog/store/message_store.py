@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ from stratalog.store.dispatch import Dispatcher, DispatchProgress
 from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, check_loop, is_wait
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
-from stratalog.store.locks import free, is_owned, new_lock
+from stratalog.store.locks import InsideCall, free, is_owned
 from stratalog.store.lookup import Hits, HitsByKey, Lookup
 from stratalog.store.message import Message
 from stratalog.store.os_errors import (
@@ -118,16 +119,14 @@ class MessageStore(Uncopied):
         self._disk = disk
         self._closed = False
         self._is_released = False
-        self._closing = new_lock()
+        self._closing = threading.RLock()
         self._checkpointed = -1
         self._keeps = 0
-        self._keeping = new_lock()  # one checkpoint at a time
         self.derived_failure: StoreFailed | None = None
         self._release: Callable[[], None] | None = release
         self._queues: dict[tuple[str, int], Queue] = {}
         self._words: StoreWords | None = None
         self._awaiting: list[Queue] = []
-        self._queues_lock = new_lock()
         self._futures: LoopCommit | None = None
         self._threads: list[Periodic | LoopCommit] = []
         self.topic_table = Topics(root, disk)
@@ -144,6 +143,7 @@ class MessageStore(Uncopied):
             self.index = Index(
                 root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
                 with_tags=settings.compatibility != "5.3", clock_ns=clock_ns,
+                locks=self.log.locks,
             )  # fmt: skip
         self.queue_set = QueueSet(root, self.log, disk, settings, self.topic_table)
         self._dispatcher = Dispatcher(
@@ -226,13 +226,18 @@ class MessageStore(Uncopied):
 
         After a failed flush the stop is not marked as clean, so that the next open checks what is on disk; nor is it
         when a signal handler raises meanwhile. Call it again then: it does what is left. A signal handler may call it,
-        but for one that came in the middle of another call of the store: it gets `StoreUnavailable`.
+        but for one that came in the middle of another call of the store: it gets `StoreUnavailable`, as do the store's
+        own threads. It does nothing once the interpreter ends: the next open recovers then.
         """
+        if sys.is_finalizing():  # other threads have stopped where they were: it is as without `close`
+            return
         if is_owned(self._closing):  # a signal handler: the call that it is in goes on
             return
-        free(self._keeping, *self._inner_locks)
+        free(*self.log.locks.checkpoint)
+        if any(thread.is_current() for thread in self._threads):
+            raise InsideCall(f"{self.root}: one of the store's own threads cannot close it")
         with self._closing:
-            with free(self._queues_lock):
+            with free(*self.log.locks.queues):
                 self._closed = True  # no thread is started from now on
             try:
                 if not self._is_released:
@@ -241,12 +246,6 @@ class MessageStore(Uncopied):
                 raise self._reason(error) from error
             finally:
                 self.release()
-
-    @property
-    def _inner_locks(self) -> "tuple[threading.RLock, ...]":
-        """Those that the store's own threads wait for."""
-        futures = [self._futures.lock] if self._futures else []
-        return self.commit.lead, self.log.lock, *self._dispatcher.locks, *futures
 
     def _stop(self) -> None:
         self.log.stop(StoreClosed(self._closed_text))
@@ -337,7 +336,7 @@ class MessageStore(Uncopied):
                 names.check_topic(topic)
                 if not self._disk.read_only:
                     self.topic_table.check_known(topic)
-            with free(self._queues_lock, *self._dispatcher.locks):
+            with free(*self.log.locks.queues):
                 queue = self._queues.get((topic, queue_id))
                 if queue is None:  # nothing was put to it since the store was opened: its units are complete
                     self.catch_up()
@@ -444,7 +443,7 @@ class MessageStore(Uncopied):
         return receipt
 
     def _start_futures(self) -> LoopCommit:
-        with free(self._queues_lock):
+        with free(*self.log.locks.queues):
             self._check_open()
             if self._futures is None:
                 futures = LoopCommit(self.commit)
@@ -550,8 +549,10 @@ class MessageStore(Uncopied):
         Raises `StoreClosed`.
         """
         self._check_open()
-        try:  # noqa: SIM105 - `suppress` costs a tenth of a look-up
+        try:
             self.dispatch()
+        except InsideCall:
+            raise
         except (DiskFull, StoreFailed, StoreUnavailable):
             pass
 
@@ -576,7 +577,7 @@ class MessageStore(Uncopied):
         """What is derived from the log is made durable with it. Queues whose puts are compiled by now are told."""
         self._warn_of_puts()
         if self._awaiting:
-            with free(self._queues_lock):
+            with free(*self.log.locks.queues):
                 self._bind_natives()
         waits = self._checkpointed < self.recovery.end_offset  # since the opening
         if waits or self._keep_flush.is_due():
@@ -589,7 +590,7 @@ class MessageStore(Uncopied):
         """Make durable what queues and index hold of the log, and vouch for it."""
         if self._disk.read_only:
             return
-        with free(self._keeping, *self._inner_locks):
+        with free(*self.log.locks.checkpoint):
             progress, seal = self._dispatcher.snapshot(recovering=recovering)
             self._flush_log()
             try:
@@ -667,7 +668,7 @@ class MessageStore(Uncopied):
         name, queues = exact_text("topic", name), exact_count("queues", queues)
         queue_type = "BatchCQ" if one_of("queue_type=", queue_type, *get_args(QueueType)) == "BatchCQ" else "SimpleCQ"
         effect = "The file is whole; create the topic again then"
-        with refusing(f"topic {name!r} of {self.root} cannot be created", effect), free(self._queues_lock):
+        with refusing(f"topic {name!r} of {self.root} cannot be created", effect), free(*self.log.locks.queues):
             self.queue_set.check_type(name, queue_type)
             return self.topic_table.create(
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,

@@ -36,7 +36,7 @@ class NextFiles:
     def begin(self, start: int) -> None:
         """Make the file that starts at this log offset, on a thread, unless it is there."""
         if self._worker is None and not self._made.get(start):
-            self._worker = Worker("stratalog-allocate", lambda: self._try(start))
+            self._worker = Worker("stratalog-allocate", lambda: self._try(start), is_helper=True)
             try:
                 self._worker.start()
             except RuntimeError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stratalog.errors import StoreClosed, StoreFailed, StoreUnavailable
 from stratalog.store.disk import Disk, OpenFile, failed
-from stratalog.store.locks import free, new_lock
+from stratalog.store.locks import StoreLocks, free
 from stratalog.store.os_errors import TOO_MANY_OPEN, open_files_max, refusal
 
 
@@ -19,14 +19,15 @@ class OpenFiles:
     """
 
     def __init__(
-        self, disk: Disk, *, count_max: int = 128, on_failure: Callable[[StoreFailed], None] = lambda error: None
-    ) -> None:
+        self, disk: Disk, *, count_max: int = 128, on_failure: Callable[[StoreFailed], None] = lambda error: None,
+        locks: StoreLocks | None = None,
+    ) -> None:  # fmt: skip
         """`on_failure` is called when a flush fails, whoever caused it: a reader goes on, but nobody else may."""
         self._disk = disk
         self._on_failure = on_failure
         self._failure: StoreFailed | None = None
         self._count_max = min(count_max, max(1, open_files_max() // 4))
-        self.lock = new_lock()
+        self._locks = (locks or StoreLocks()).files
         self._is_closed = False
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
         self._dirty: set[Path] = set()
@@ -82,7 +83,7 @@ class OpenFiles:
 
     def create(self, path: Path, size: int) -> None:
         """Create a sparse file, with its directories. Raises `DiskFull`."""
-        with free(self.lock):
+        with free(*self._locks):
             self._dirty_directories.update(self._disk.create_directory(path.parent))
             while True:
                 try:
@@ -98,7 +99,7 @@ class OpenFiles:
     def read(self, path: Path, position: int, size: int) -> bytes:
         """Raises `StoreUnavailable`."""
         try:
-            with free(self.lock):
+            with free(*self._locks):
                 return self._get(path).read(position, size)
         except FileNotFoundError:
             raise StoreUnavailable(
@@ -109,18 +110,18 @@ class OpenFiles:
 
     def data_end(self, path: Path) -> int:
         """See `OpenFile.data_end`."""
-        with free(self.lock):
+        with free(*self._locks):
             return self._get(path).data_end()
 
     def write(self, path: Path, position: int, data: bytes | memoryview) -> None:
-        with free(self.lock):
+        with free(*self._locks):
             file = self._get(path)
             self._check()
             self._dirty.add(path)
             file.write(position, data)
 
     def zero_from(self, path: Path, position: int) -> None:
-        with free(self.lock):
+        with free(*self._locks):
             file = self._get(path)
             self._check()
             self._dirty.add(path)
@@ -132,19 +133,19 @@ class OpenFiles:
 
         Readers wait for one file's flush at most.
         """
-        with free(self.lock):
+        with free(*self._locks):
             self._check()
             dirty, directories = list(self._dirty), self._dirty_directories
             self._dirty_directories = set()
         try:
             for path in dirty:
-                with free(self.lock):
+                with free(*self._locks):
                     if path in self._dirty:
                         self._flush(path, self._get(path))
             for directory in sorted(directories):
                 self._sync_directory(directory)
         except BaseException:
-            with free(self.lock):
+            with free(*self._locks):
                 self._dirty_directories |= directories
             raise
 
@@ -158,14 +159,14 @@ class OpenFiles:
 
     def drop(self, path: Path) -> None:
         """Forget a file that is about to be removed."""
-        with free(self.lock):
+        with free(*self._locks):
             self._dirty.discard(path)
             file = self._files.pop(path, None)
             if file is not None:
                 file.close()
 
     def close(self) -> None:
-        with free(self.lock):
+        with free(*self._locks):
             self.close_unlocked()
 
     def close_unlocked(self) -> None:

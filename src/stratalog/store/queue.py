@@ -50,7 +50,7 @@ from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.following import follow_writer
-from stratalog.store.locks import free
+from stratalog.store.locks import free, helpers
 from stratalog.store.message import Message
 from stratalog.store.os_errors import loads
 from stratalog.store.property_text import Shape, bad_value, shape_of
@@ -99,6 +99,7 @@ class Queue(Uncopied):
         self.queue_id = queue_id
         self.store = store
         self._log = store.log
+        self._lock = store.log.locks.append[0]
         self._sync = store.commit.wait if store.settings.flush == "sync" else None
         self._clock_ns = store.clock_ns
         self._size_max = store.settings.max_message_size
@@ -230,9 +231,9 @@ class Queue(Uncopied):
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         crc = _crc(body) & 0x7FFFFFFF
-        log, lock = self._log, self._log.lock
-        if lock._is_owned():  # type: ignore[attr-defined]
-            free(lock)  # raises
+        log, lock = self._log, self._lock
+        if lock._is_owned() or helpers:  # type: ignore[attr-defined]
+            free(lock)
         with lock, log.busy:
             start = log.end_offset
             position = start - log.base

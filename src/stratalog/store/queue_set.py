@@ -47,7 +47,7 @@ class QueueSet:
         self._topics = topics
         self.is_batch = topics.is_batch
         self._extended: set[tuple[str, int]] = set()
-        self.files = OpenFiles(disk, on_failure=log.fail)
+        self.files = OpenFiles(disk, on_failure=log.fail, locks=log.locks)
         self.by_name: dict[tuple[str, int], UnitQueue] = {}
         self.has_light_queues = settings.dispatches_light_queues
         self.has_special = self.has_light_queues

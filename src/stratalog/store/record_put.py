@@ -82,7 +82,7 @@ def put_record(
     body, properties, wait = exact_bytes("body", body), exact_bytes("properties", properties), truth("wait", wait)
     record = checked_record(queue, body, properties, fields)
     special = special_of(queue, record)
-    with free(queue.store.log.lock), queue.store.log.busy:
+    with free(*queue.store.log.locks.append), queue.store.log.busy:
         receipt = append_record(queue, record, special)
     if wait and queue.store.settings.flush == "sync" and asks_to_wait(properties):
         queue.store.commit.wait(receipt.end_offset)

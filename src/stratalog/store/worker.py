@@ -1,7 +1,10 @@
 """A thread of a store."""
 
+import sys
 import threading
 from collections.abc import Callable
+
+from stratalog.store.locks import helpers
 
 
 class Worker:
@@ -9,7 +12,9 @@ class Worker:
     be called again. (`Thread.join` takes a thread for ended when it was interrupted.)
     """
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], *, is_helper: bool = False) -> None:
+        """`is_helper` says that somebody waits for the work who holds a lock of the store (`locks.helpers`)."""
+        self._is_helper = is_helper
         self._work = work
         self._is_ended = False
         self._working = threading.Lock()
@@ -23,14 +28,25 @@ class Worker:
         self._begun.acquire()
 
     def _run(self) -> None:
+        if self._is_helper:
+            helpers.add(threading.get_ident())
         with self._working:
             self._begun.release()
-            if not self._is_ended:
-                self._work()
+            try:
+                if not self._is_ended:
+                    self._work()
+            finally:
+                helpers.discard(threading.get_ident())
+
+    def is_current(self) -> bool:
+        """Whether this is the thread."""
+        return self._thread.ident == threading.get_ident()
 
     def end(self) -> None:
         """Wait until the work is done. If `start` was interrupted before the work began, it never begins."""
         self._is_ended = True
+        if sys.is_finalizing():  # daemon threads have stopped where they were
+            return
         with self._working:
             pass
         if self._thread.is_alive():

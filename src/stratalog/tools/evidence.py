@@ -288,8 +288,9 @@ class Evidence:
                     self.outside[topic].append(offset)
             if self._has_light_queues and _LIGHT in data[position : position + size]:
                 record = decode_record(data[position : position + size], verify=False)
+                is_certain_there = is_certain and record.flag != LOST_FLAG  # a placeholder's places may be guessed
                 for name, place in light_places(record.properties, offset)[0]:
-                    self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain)
+                    self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain_there)
         queue.add(offset, size, number, end, is_certain)
 
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:

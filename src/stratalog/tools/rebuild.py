@@ -149,12 +149,12 @@ def rebuild_locked(
     clear_staging(root)
     try:
         _prepare(root, staging)
+        has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
             _refuse_to_empty(root, disk)
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
         if "queues" in parts:
-            has_light = has_light_queues(staging, disk, settings)
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
         if light or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)

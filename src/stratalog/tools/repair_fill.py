@@ -18,13 +18,15 @@ widens it.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate, pairwise
 
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, PLACEHOLDER_FLAGS
-from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, Place, joined_offsets
+from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, MULTI_QUEUE_OFFSET, Place, joined_offsets
 from stratalog.layout.message import (
     BLANK,
     FIXED_SIZE_V1,
@@ -38,7 +40,7 @@ from stratalog.layout.message import (
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, REAL_QUEUE_ID, REAL_TOPIC, encode_properties
 from stratalog.layout.queue import BATCH_SIZE_MAX
-from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc
+from stratalog.layout.recordcrc import CRC_ROOM, reserve_record_crc, seal_record_crc
 from stratalog.layout.sysflag import Transaction
 
 LOST_PROPERTY = "STRATALOG_LOST"
@@ -64,6 +66,12 @@ class LostMessage:
     @property
     def message_count(self) -> int:
         return self.batch_size or 1
+
+    @property
+    def all_places(self) -> list[tuple[str, int, int]]:
+        """Topic, queue and offset of it in its own queue, then in light queues."""
+        light = [(name, LIGHT_QUEUE_ID, number) for name, number in self.places]
+        return [(self.topic, self.queue_id, self.queue_offset), *light]
 
     @property
     def end(self) -> int:
@@ -162,13 +170,14 @@ class Cover:
         return placeholder(message, {LOST_PROPERTY: self.name}, with_record_crc=self.with_record_crc)
 
     def _filler(self, size: int) -> Record:
-        stored = encode_properties({LOST_PROPERTY: self.name})
-        record = Record(
-            topic=FILLER_TOPIC, body=b"", properties=reserve_record_crc(stored) if self.with_record_crc else stored,
-            flag=LOST_FLAG, sys_flag=int(Transaction.ROLLBACK),
-        )  # fmt: skip
-        if record.total_size > size:
-            record = replace(record, topic=b"", properties=b"")
+        crc = CRC_ROOM if self.with_record_crc else b""  # without, RocketMQ can be set to end the log there
+        named = encode_properties({LOST_PROPERTY: self.name}) + crc
+        for topic, properties in ((FILLER_TOPIC, named), (b"", crc), (b"", b"")):
+            record = Record(
+                topic=topic, body=b"", properties=properties, flag=LOST_FLAG, sys_flag=int(Transaction.ROLLBACK)
+            )
+            if record.total_size <= size:
+                break
         return replace(record, body=bytes(size - record.total_size))
 
     def _encoded(self, record: Record, offset: int) -> bytes:
@@ -176,6 +185,24 @@ class Cover:
             record, commit_log_offset=offset, store_timestamp=self.store_timestamp, born_timestamp=self.store_timestamp
         ).encode()  # fmt: skip
         return seal_record_crc(stored) if self.with_record_crc and record.properties else stored
+
+
+def in_log_order(lost: Iterable[LostMessage]) -> list[LostMessage]:
+    """Lost messages in an order in which each queue has its offsets, light queues among them. Where what units say of
+    them contradicts itself, by queue."""
+    messages = sorted(lost)
+    queues: dict[tuple[str, int], list[tuple[int, LostMessage]]] = defaultdict(list)
+    for message in messages:
+        for topic, queue_id, number in message.all_places:
+            queues[topic, queue_id].append((number, message))
+    sorter: TopologicalSorter[LostMessage] = TopologicalSorter(dict.fromkeys(messages, ()))
+    for found in queues.values():
+        for (_, before), (_, after) in pairwise(sorted(found)):
+            sorter.add(after, before)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return messages
 
 
 def gap_messages(topic: str, queue_id: int, first: int, end: int) -> list[LostMessage]:

@@ -53,7 +53,7 @@ from stratalog.tools.own_files import refuse_links
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
-from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage
+from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage, in_log_order
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.verify import Progress, verify
@@ -265,14 +265,15 @@ class _LogPlan:
         )  # fmt: skip
         left: list[LostMessage] = []
         for damage in found.damages:
-            lost = sorted(found.lost[damage])
+            lost = in_log_order(found.lost[damage])
             plan.unplaced_count += damage.reason == WILD and all(is_light(message.topic) for message in lost)
             plan.lost += lost
             if damage.end == tail.end:
-                self._plan_tail(damage.begin, written_end, sorted([*lost, *self._newest_of(left, evidence)]))
+                self._plan_tail(damage.begin, written_end, in_log_order([*lost, *self._newest_of(left, evidence)]))
             else:
                 left += self._plan_cover(damage, lost)
         plan.lost = sorted([*plan.lost, *found.displaced])
+        plan.actions.sort(key=lambda action: action.kind == "cover")  # until then the ranges say what was lost
 
     def _look(self, evidence: Evidence) -> tuple[list[Damage], Damage, int, int]:
         """Take all files; returns the damages in order, the tail, where its bytes end, and the log's begin."""
@@ -375,7 +376,7 @@ class _LogPlan:
                 if taken is None:
                     self._plan.unmended.append(f"{end - begin} bytes at log offset {begin:,} are too few to be covered")
                     continue
-                lost = sorted([*lost, *self._give_up(*taken)])
+                lost = in_log_order([*lost, *self._give_up(*taken)])
                 begin, end = min(begin, taken[0]), max(end, sum(taken))
             action = self._covering(begin, end, closes_file, before or after, damage.reason)
             assert action.cover
@@ -384,18 +385,28 @@ class _LogPlan:
                 kept = [message for message, other in zip(kept, lost, strict=False) if message == other]
             lost = [message for message in lost if message not in set(kept)]
             for message in kept:
-                key = message.topic, message.queue_id
-                self._kept_ends[key] = max(self._kept_ends.get(key, 0), message.end)
+                for topic, queue_id, number in message.all_places:
+                    end_offset = message.end if topic == message.topic else number + 1
+                    self._kept_ends[topic, queue_id] = max(self._kept_ends.get((topic, queue_id), 0), end_offset)
             self._plan.actions.append(replace(action, lost=tuple([*kept, *lost] if end >= damage.end else kept)))
         return lost
 
     def _newest_of(self, lost: list[LostMessage], evidence: Evidence) -> list[LostMessage]:
-        """Those of the lost messages after which their queue has nothing: without a placeholder at the log's end their
-        offsets would be given again."""
-        ends = dict(self._kept_ends)
-        for key in {(message.topic, message.queue_id) for message in lost}:
-            ends[key] = max(ends.get(key, 0), int(evidence.queue(*key).ends.max(initial=0)))
-        return [message for message in lost if message.queue_offset >= ends[message.topic, message.queue_id]]
+        """Those of the lost messages after which their queue, or a light one, has nothing: without a placeholder at the
+        log's end their offsets would be given again."""
+        found = []
+        for message in lost:
+            newest = [
+                (topic, queue_id, number) for topic, queue_id, number in message.all_places
+                if number >= self._kept_ends.get((topic, queue_id), 0)
+                and number >= int(evidence.queue(topic, queue_id).ends.max(initial=0))
+            ]  # fmt: skip
+            if message.all_places[0] in newest:
+                places = tuple((topic, number) for topic, _, number in newest[1:])
+                found.append(replace(message, places=places))
+            else:  # its own queue goes on: a record of the light queue alone
+                found += [LostMessage(*place) for place in newest]
+        return found
 
     def _give_up(self, offset: int, size: int) -> list[LostMessage]:
         """The record beside a range that is too small to be covered alone: it is covered, too."""

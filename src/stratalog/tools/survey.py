@@ -205,7 +205,7 @@ def last_written(file: MappedFile, position: int) -> int:
     end = min(file.size, file.data_end)
     while end > position:
         begin = max(position, end - _ZERO_BLOCK_SIZE)
-        written = np.flatnonzero(file.view[begin:end])
+        written = np.flatnonzero(file.view[begin:end].copy())  # a broker may be writing there
         if written.size:
             return begin + int(written[-1]) + 1
         end = begin

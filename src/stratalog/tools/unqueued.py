@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
-from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import Layout
@@ -45,12 +45,9 @@ def unqueued(
     disk = PrivateDisk()
     new = _led_to(staging, disk)
     old = _led_to(root, disk, beside=new)
-    everything, of_light = (
-        np.sort(np.concatenate([
-            np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if is_light(topic) == light)
-        ]))
-        for light in (False, True)
-    )  # fmt: skip
+    everything = np.sort(np.concatenate([
+        np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if not is_light(topic))
+    ]))  # fmt: skip
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
@@ -66,13 +63,10 @@ def unqueued(
             record = decode_record(file.view.data, position, verify=False)
             stored = file.view.data[position : position + record.total_size]
             is_right = record_crc_holds(stored) or not (is_moved or contradiction_of(record))
-            if not is_unled and is_right:
-                continue  # it is where it belongs: the old unit is wrong
+            if record.flag == LOST_FLAG or (not is_unled and is_right):
+                continue  # it is no message, or it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
-            offset = np.array([base + position])
-            if is_unled and is_light(topic) and _is_among(offset, of_light)[0]:
-                continue  # a placeholder in a light queue alone
-            is_led = bool(_is_among(offset, led)[0])
+            is_led = bool(_is_among(np.array([base + position]), led)[0])
             is_after = base + position > reached.get((topic, record.queue_id), -1)
             if is_topic(topic) and record.queue_id >= 0 and (is_led or is_after):
                 found.append(record)

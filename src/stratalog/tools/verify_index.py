@@ -110,7 +110,7 @@ class _IndexFile:
         """Numbers of the slots that are not empty, and the items that they begin with."""
         if self._used is None:
             table = np.frombuffer(self._view, SLOT.dtype, self._slot_count, slots_position())["newest_item"]
-            used = np.flatnonzero(table.view(np.int32))  # in whatever byte order: most slots are empty
+            used = np.flatnonzero(table.view(np.int32).copy())  # in whatever byte order; a broker may be writing there
             self._used = used, table[used].astype(np.int64)
         return self._used
 
