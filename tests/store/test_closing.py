@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import stratalog
 from store.model import SMALL
 from stratalog.errors import StoreClosed, StoreUnavailable, StratalogError
 from stratalog.store import lookup, reading
+from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
 
@@ -195,3 +198,53 @@ def test_a_call_in_the_middle_of_a_put_is_refused_and_the_put_goes_on(call: Any,
     assert len(refused) == 1
     with stratalog.open(tmp_path, mode="r") as reader:
         assert [message.body for message in reader.queue("t").read()] == [b"first", b"outer", b"last"]
+
+
+def test_one_of_the_stores_own_threads_cannot_close_it(tmp_path: Path) -> None:
+    """As a finalizer or a logging handler in it may try: it would wait for itself."""
+    store = stratalog.open(tmp_path, **SETTINGS)
+    refused: list[StratalogError] = []
+
+    def close() -> None:
+        with pytest.raises(StoreUnavailable, match="own threads cannot close it") as raised:
+            store.close()
+        refused.append(raised.value)
+        store.log.on_step = lambda: None
+
+    dispatching = store._threads[0]
+    assert isinstance(dispatching, Periodic)
+    dispatching._woken = close
+    dispatching.wake()
+    while not refused:
+        time.sleep(0.001)
+    store.put("t", b"x")
+    store.close()
+    with stratalog.open(tmp_path, mode="r") as reader:
+        assert reader.recovery.clean
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("how", ["finalizer", "suspended generator", "put_async"])
+def test_a_process_ends_whose_store_is_closed_as_the_interpreter_ends(how: str, flush: str, tmp_path: Path) -> None:
+    """Daemon threads have stopped by then, wherever they were. What was put is there, as after a plain exit."""
+    program = f"""
+import asyncio, stratalog
+class Service:
+    def __init__(self): self.store = stratalog.open({str(tmp_path / "s")!r}, small=True, flush={flush!r})
+    def __del__(self): self.store.close()
+def putting():
+    with stratalog.open({str(tmp_path / "s")!r}, small=True, flush={flush!r}) as store:
+        while True: yield store.put("t", b"x")
+how = {how!r}
+if how == "suspended generator":
+    kept = putting()
+    next(kept)
+else:
+    kept = Service()
+    kept.itself = kept
+    asyncio.run(kept.store.put_async("t", b"x")) if how == "put_async" else kept.store.put("t", b"x")
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    with stratalog.open(tmp_path / "s") as store:
+        assert [message.body for message in store.queue("t").read()] == [b"x"]

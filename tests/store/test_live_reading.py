@@ -19,6 +19,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
+from stratalog.tools.verify import verify
 
 BODY_SIZE = 900
 COUNTED = frozenset({"files", "directories", "map", "open", "read", "exists", "stamp"})
@@ -255,3 +256,28 @@ def test_a_store_whose_writer_rolls_all_the_time_can_always_be_opened(rolling: P
 def test_a_follower_keeps_up_with_another_process(rolling: Path) -> None:
     with stratalog.open(rolling, mode="r", **SMALL) as reader:
         assert taken(reader.queue("t", 0).read(follow=True), 5000) == numbered(0, 5000)
+
+
+def test_opening_beside_a_process_that_keeps_putting(tmp_path: Path) -> None:
+    """What comes after the log's end grows while it is looked at."""
+    program = f"""
+import stratalog, time
+with stratalog.open({str(tmp_path / "s")!r}, small=True) as store:
+    store.put("t", b"first")
+    print("begun", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for _ in range(40):
+            store.put("t", b"x" * 200)
+        time.sleep(0.0005)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"begun\n"
+        try:
+            for _ in range(25):
+                with stratalog.open(tmp_path / "s", mode="r") as reader:
+                    assert next(iter(reader.queue("t").read())).body == b"first"
+                assert verify(tmp_path / "s").is_live
+        finally:
+            writer.kill()
