@@ -179,8 +179,8 @@ def _with_batch(properties: bytes, claim: Claim) -> bytes:
     if not claim.batch_size:
         return properties
     for name, value in ((INNER_BASE, claim.queue_offset), (INNER_NUM, claim.batch_size)):
-        lead, stored = (name + NAME_END).encode(), find_property(properties, name.encode())
-        if stored is not None and len(stored) == len(str(value)):
+        lead, stored = (name + NAME_END).encode(), find_property(properties, name.encode()) or ""
+        if len(stored) == len(str(value)) and lead + stored.encode() in properties:
             properties = properties.replace(lead + stored.encode(), lead + str(value).encode())
         else:
             properties = _with_one_byte_off(properties, lead + str(value).encode() + VALUE_END.encode())
