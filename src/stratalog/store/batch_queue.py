@@ -122,7 +122,8 @@ class BatchQueue:
 
     def _find_min(self, log_min_offset: int) -> int | None:
         """First offset of the live units. Where the first of them is damaged, its number: it cannot begin below that,
-        for each unit before it covers a message or more."""
+        for each unit before it covers a message or more. So too where log and queue begin at 0 and the unit does not:
+        nothing was removed, the first units are another queue's."""
         units = self.table()
         places, bases = units["commit_log_offset"], units["base_offset"]
         live = np.flatnonzero((places >= log_min_offset) | (places < 0))  # a place below 0 is damage, not an old record
@@ -130,7 +131,8 @@ class BatchQueue:
             return None
         number = self._first + int(live[0])
         first = self._span(number)
-        if first and not any(self._span(self._first + int(one)) for one in live[bases[live] < first.begin]):
+        is_cut = bool(self._first or log_min_offset)
+        if first and (is_cut or not first.begin) and not any(self._span(self._first + int(one)) for one in live[bases[live] < first.begin]):
             return first.begin
         return number
 
