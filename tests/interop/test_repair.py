@@ -191,16 +191,18 @@ def test_zero_bytes_in_properties_that_rocketmq_wrote_are_no_damage(
     rocketmq: RocketMQ, tmp_path: Path, *, clean: bool
 ) -> None:
     """Also where a record CRC would stand, of which zeros could be what is left."""
-    sizes, root = random_sizes("zeros"), tmp_path / "store"
-    rocketmq.ask("open", directory=str(root), settings=java_settings(sizes))
+    sizes, running, root = random_sizes("zeros"), tmp_path / "running", tmp_path / "store"
+    rocketmq.ask("open", directory=str(running), settings=java_settings(sizes))
     values = ["\0" * count for count in range(1, 41)] + ["\0" * 8 + "x" * 11]
-    texts = [replace(draft, properties={"value": value}) for draft, value in zip(drafts(9, 41), values, strict=True)]
+    texts = [replace(draft, extra={"value": value}) for draft, value in zip(drafts(9, 41), values, strict=True)]
     put_by_java(rocketmq, one_by_one(texts), Ledger())
     before = java_reading(rocketmq)
     if clean:
         rocketmq.ask("close")
-    else:
-        rocketmq.kill()
+    shutil.copytree(running, root)
+    if not clean:
+        rocketmq.ask("close")
+        (root / "lock").unlink()
     settings = StoreSettings(compatibility=rocketmq.compatibility, **sizes)
     with open_ours(root, sizes, rocketmq) as store:
         assert our_reading(store) == before
