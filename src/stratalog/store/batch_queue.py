@@ -132,7 +132,11 @@ class BatchQueue:
         number = self._first + int(live[0])
         first = self._span(number)
         is_cut = bool(self._first or log_min_offset)
-        if first and (is_cut or not first.begin) and not any(self._span(self._first + int(one)) for one in live[bases[live] < first.begin]):
+        if (
+            first
+            and (is_cut or not first.begin)
+            and not any(self._span(self._first + int(one)) for one in live[bases[live] < first.begin])
+        ):
             return first.begin
         return number
 

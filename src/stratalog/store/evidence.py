@@ -131,7 +131,7 @@ def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> 
 
     `only_batches` says that the snapshot vouches for all other queues.
     """
-    ends: dict[UnitQueue, int] = {}
+    torn = []
     for queue in dispatcher.queues.values():
         if queue.last_unit() is None or (only_batches and not isinstance(queue, BatchQueue)):
             continue
@@ -139,8 +139,10 @@ def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> 
         if not _agrees(log, queue, *newest):
             if before and not is_filler(*before[0][1][1:3]) and not _agrees(log, queue, *before[0]):
                 return None
-            ends[queue] = queue.end_offset
-            queue.drop_newest()
+            torn.append(queue)
+    ends = {queue: queue.end_offset for queue in torn}
+    for queue in torn:  # not before all are looked at: with None every queue keeps its end
+        queue.drop_newest()
     return ends
 
 

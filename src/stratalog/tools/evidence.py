@@ -40,8 +40,9 @@ from stratalog.tools.verify_files import queue_directories
 QueueKey = tuple[str, int]
 _GATHER_COUNT = 1 << 14
 _LIGHT = MULTI_DISPATCH.encode()
-_RECORD_WEIGHT, _UNIT_WEIGHT, _CRC_WEIGHT = 4, 8, 1 << 20
-"""What a record's own field counts, a unit that agrees, and a record CRC. One more counts for a direct neighbour."""
+_RECORD_WEIGHT, _UNIT_WEIGHT, _CRC_WEIGHT, _PLACEHOLDER_LESS = 4, 8, 1 << 20, 2
+"""What a record's own field counts, a unit that agrees, and a record CRC. One more counts for a direct neighbour. What
+an earlier repair made counts less: of it and a message that contradict each other the message stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +74,27 @@ class QueueEvidence:
         self.is_batch = is_batch
         self._taken = array("q")
         self.offsets = self.sizes = self.numbers = self.ends = np.zeros(0, np.int64)
-        self.certain = self.supported = np.zeros(0, np.bool_)
-        """Records with a record CRC, which holds; records that their own unit leads to."""
+        self.certain = self.supported = self.repaired = np.zeros(0, np.bool_)
+        """Records with a record CRC, which holds; that their own unit leads to; that an earlier repair made."""
         self.has_units = False
         self.units_end = 0
         """Queue offset after the last one that has a unit."""
         self.lost_numbers: list[tuple[int, int]] = []
         """Offsets [first, end) of units that stand for messages lost before."""
 
-    def add(self, offset: int, size: int, number: int, end: int, certain: bool) -> None:
-        self._taken.extend((offset, size, number, end, certain))
+    def add(self, offset: int, size: int, number: int, end: int, certain: bool, repaired: bool) -> None:
+        self._taken.extend((offset, size, number, end, certain, repaired))
 
     def finish(self) -> None:
         """Call it when all records were added."""
-        columns = np.array(self._taken, np.int64).reshape(-1, 5).T
+        columns = np.array(self._taken, np.int64).reshape(-1, 6).T
         self._taken = array("q")
         self.offsets, self.sizes, self.numbers, self.ends = (np.ascontiguousarray(column) for column in columns[:4])
-        self.certain, self.supported = columns[4] != 0, np.zeros(len(self.offsets), np.bool_)
+        self.certain, self.repaired = columns[4] != 0, columns[5] != 0
+        self.supported = np.zeros(len(self.offsets), np.bool_)
 
     def remove(self, places: list[int]) -> None:
-        for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported"):
+        for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
     def insert(self, records: list[tuple[int, int, int, int]]) -> None:
@@ -102,6 +104,7 @@ class QueueEvidence:
         for number, name in enumerate(("offsets", "sizes", "numbers", "ends")):
             setattr(self, name, np.insert(getattr(self, name), at, added[:, number]))
         self.certain, self.supported = np.insert(self.certain, at, False), np.insert(self.supported, at, True)
+        self.repaired = np.insert(self.repaired, at, False)
 
     def room_at(self, offset: int) -> tuple[int, int | None]:
         """Queue offsets [low, high) that a record at a log offset can have; high is None where none follows."""
@@ -138,6 +141,7 @@ class QueueEvidence:
 
     def _weights(self) -> NDArray[np.int64]:
         found: NDArray[np.int64] = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
+        found -= _PLACEHOLDER_LESS * self.repaired
         return found
 
     def contested(self, outvoted: list[int]) -> set[int]:
@@ -253,18 +257,17 @@ class Evidence:
             tails = np.maximum(positions + sizes - CRC_PROPERTY_SIZE, 0)[:, None] + np.arange(len(CRC_LEAD))
             certain = (view[tails] == np.frombuffer(CRC_LEAD, np.uint8)).all(axis=1)
             is_ours = heads["flag"] == LOST_FLAG
-            certain |= is_ours
             begins = survey.base_offset + positions[is_ours]
             self._repaired += zip(begins.tolist(), (begins + sizes[is_ours]).tolist(), strict=True)
             columns = (heads[name].tolist() for name in ("queue_id", "queue_offset", "sys_flag", "magic", "body_size"))
-            for position, size, is_certain, *head in zip(
-                positions.tolist(), sizes.tolist(), certain.tolist(), *columns, strict=True
+            for position, size, *flags_and_head in zip(
+                positions.tolist(), sizes.tolist(), certain.tolist(), is_ours.tolist(), *columns, strict=True
             ):
-                self._take_record(data, position, size, survey.base_offset + position, is_certain, *head)
+                self._take_record(data, position, size, survey.base_offset + position, *flags_and_head)
 
     def _take_record(
-        self, data: Any, position: int, size: int, offset: int, is_certain: bool, queue_id: int, number: int,
-        sys_flag: int, magic: int, body_size: int,
+        self, data: Any, position: int, size: int, offset: int, is_certain: bool, is_ours: bool, queue_id: int,
+        number: int, sys_flag: int, magic: int, body_size: int,
     ) -> None:  # fmt: skip
         if not enters_queue(sys_flag):
             self.hidden[offset] = size
@@ -288,10 +291,9 @@ class Evidence:
                     self.outside[topic].append(offset)
             if self._has_light_queues and _LIGHT in data[position : position + size]:
                 record = decode_record(data[position : position + size], verify=False)
-                is_certain_there = is_certain and record.flag != LOST_FLAG  # a placeholder's places may be guessed
                 for name, place in light_places(record.properties, offset)[0]:
-                    self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain_there)
-        queue.add(offset, size, number, end, is_certain)
+                    self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain, is_ours)
+        queue.add(offset, size, number, end, is_certain, is_ours)
 
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:
         """How many queue offsets it takes; what its property says of its place is a claim if the head says
@@ -338,17 +340,13 @@ class Evidence:
         queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
+        self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
         mine = ~is_lost & ~is_gone
         queue.has_units |= bool(mine.any())
         numbers, offsets, sizes, counts, files = (
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
-        at = np.searchsorted(queue.offsets, offsets)
-        agrees = at < len(queue.offsets)
-        inside = at[agrees]
-        same = (queue.offsets[inside] == offsets[agrees]) & (queue.numbers[inside] == numbers[agrees])
-        agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
-        queue.supported[at[agrees]] = True
+        agrees = self._support(queue, numbers, offsets, counts)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees], self.file_size)
@@ -366,6 +364,19 @@ class Evidence:
         ):
             claim = Claim(*queue.key, number, size, count, (int(trust[file]), int(trust.sum())))
             claims[offset].append(claim)
+
+    @staticmethod
+    def _support(
+        queue: QueueEvidence, numbers: NDArray[np.int64], offsets: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Note which records units lead to, as they say themselves; returns which of the units that are."""
+        at = np.searchsorted(queue.offsets, offsets)
+        agrees: NDArray[np.bool_] = at < len(queue.offsets)
+        inside = at[agrees]
+        same = (queue.offsets[inside] == offsets[agrees]) & (queue.numbers[inside] == numbers[agrees])
+        agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
+        queue.supported[at[agrees]] = True
+        return agrees
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a whole record stands there or after in the same log file: it was not cut before."""

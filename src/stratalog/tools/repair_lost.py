@@ -31,6 +31,8 @@ from stratalog.tools.survey import MISSING_MAX, WILD, queue_offset_limit
 
 WRONG_BATCH = "BATCH_THAT_CONTRADICTS_ITSELF"
 """Reason of a damage: a batch whose flags or properties do not say what its body holds."""
+WRONG_PLACEHOLDER = "PLACEHOLDER_IN_THE_WRONG_PLACE"
+"""Reason of a damage: what an earlier repair made says of itself what cannot be."""
 _TRIES = 8
 """How often a range's bytes may be read for what is tried on it."""
 _TRIES_SIZE_MIN = 1 << 16
@@ -113,8 +115,9 @@ class Judge:
 
     def _set_aside(self, offset: int, size: int, reason: str) -> None:
         """Cover a whole record. Its places in light queues are lost with it."""
-        self._damages.append(Damage(offset, offset + size, reason))
-        self._found.outcast_count += 1
+        is_message = not self._evidence.is_repaired(np.array([offset]))[0]
+        self._damages.append(Damage(offset, offset + size, reason if is_message else WRONG_PLACEHOLDER))
+        self._found.outcast_count += is_message
         record = read_record(self._read(offset, size))
         for name, number in light_places(record.properties, offset)[0] if record else ():
             queue = self._evidence.queue(name, LIGHT_QUEUE_ID)

@@ -269,7 +269,11 @@ class _LogPlan:
             plan.unplaced_count += damage.reason == WILD and all(is_light(message.topic) for message in lost)
             plan.lost += lost
             if damage.end == tail.end:
-                self._plan_tail(damage.begin, written_end, in_log_order([*lost, *self._newest_of(left, evidence)]))
+                self._plan_tail(
+                    damage.begin,
+                    written_end,
+                    in_log_order([*lost, *self._newest_of([*left, *found.displaced], evidence)]),
+                )
             else:
                 left += self._plan_cover(damage, lost)
         plan.lost = sorted([*plan.lost, *found.displaced])
