@@ -256,9 +256,9 @@ def milliseconds(name: str, value: Any) -> int:
 
 
 def time_range(begin: Any, end: Any) -> tuple[int, int]:
-    """Milliseconds of begin and end, which must not come before it."""
+    """Milliseconds of begin and end, which must not come before it; a begin of 0 is that of time."""
     begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
-    if begin_ms > end_ms:
+    if 0 < begin_ms > end_ms:
         raise ConfigurationError(f"the time range is reversed: begin {shown(begin)} is after end {shown(end)}")
     return begin_ms, end_ms
 

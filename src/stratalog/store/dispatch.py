@@ -161,6 +161,8 @@ class Dispatcher:
         queue, kind = None, QueueKind.PLAIN
         if is_topic(topic) and queue_id >= 0:
             queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
+            if self._set.beside_writer:
+                queue.truncate(commit_log_offset)  # units from here on may be later than the log was looked at
             if self._from_begin or not queue.end_offset:
                 queue.begin_before(queue_offset, commit_log_offset)
         else:

@@ -98,6 +98,8 @@ class QueueSet:
         if queue is None:
             queue = self._new(topic, queue_id)
             queue.load(only_newest_file=self.beside_writer)
+            if self.beside_writer:  # it may have come, or grown, since the log was looked at
+                queue.truncate(self._log.end_offset)
             self.by_name[topic, queue_id] = queue
         return queue
 
