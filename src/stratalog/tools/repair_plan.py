@@ -457,8 +457,8 @@ class _LogPlan:
             lost, begin, end = lost[len(kept) :], start + full_size, start + full_size
             if not lost:
                 break
-        for name in sorted(self._plan.stamps):
-            if (offset_of(name) or 0) >= end > 0 and written_end > end:
+        for name, (size, _) in sorted(self._plan.stamps.items()):
+            if size and (offset_of(name) or 0) >= end > 0 and written_end > end:
                 self._plan.actions.append(Action("drop", f"{COMMIT_LOG}/{name}", 0, full_size, TAIL))
 
 
