@@ -20,6 +20,7 @@ import numpy as np
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
+from stratalog.helpers import helpers
 from stratalog.kernels.cache import distrust
 from stratalog.kernels.halfcompiled import PartCompiler
 
@@ -104,8 +105,12 @@ def _undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
                 outcome[:] = None, error
 
         thread = threading.Thread(target=compile_it, name="stratalog-compile", daemon=True)
-        thread.start()
-        thread.join()
+        helpers.add(thread)
+        try:
+            thread.start()
+            thread.join()
+        finally:
+            helpers.discard(thread)
         result, error = outcome
         if error:
             raise error

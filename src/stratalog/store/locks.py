@@ -10,12 +10,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from stratalog.errors import StoreUnavailable
+from stratalog.helpers import helpers, is_helper
 
 if TYPE_CHECKING:
     from threading import RLock
-
-helpers: set[int] = set()
-"""Identifiers of threads that work for one that holds a lock and waits for them: they can wait for none."""
 
 
 class InsideCall(StoreUnavailable):
@@ -47,7 +45,7 @@ def free(*locks: "RLock", done: str = "") -> "RLock":
     for lock in locks:
         if lock._is_owned():  # type: ignore[attr-defined]
             raise InsideCall(_TEXT + done)
-    if helpers and threading.get_ident() in helpers:
+    if helpers and is_helper():
         raise InsideCall(_TEXT + done)
     return locks[0]
 

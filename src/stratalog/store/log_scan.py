@@ -7,7 +7,7 @@ are put together in order: each must begin where the one before ended, else the 
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, command
+from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.store.commit_log import CommitLog
@@ -101,7 +102,7 @@ class LogScan:
         self._ends_at = ends_at
         self.found = Verified(start)
         self._threads = min(_THREADS_MAX, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, "stratalog-scan")
+        self._pool = thread_pool(self._threads, "stratalog-scan")
         self._pieces = self._cut() if stop - start > _PIECE_SIZE else iter(())
         self._ahead: deque[tuple[_Piece, Future[_Walked]]] = deque()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fastcrc import crc32 as _crc32
 
 from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange, StratalogError, partly_put
+from stratalog.helpers import helpers
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
@@ -50,7 +51,7 @@ from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.extension import ExtendedQueue, Extension
 from stratalog.store.flush import asks_to_wait
 from stratalog.store.following import follow_writer
-from stratalog.store.locks import free, helpers
+from stratalog.store.locks import free
 from stratalog.store.message import Message
 from stratalog.store.os_errors import loads
 from stratalog.store.property_text import Shape, bad_value, shape_of

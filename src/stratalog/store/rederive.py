@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratalog.helpers import thread_pool
 from stratalog.store.disk import ClockNs
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.index_file import Index
@@ -60,7 +61,7 @@ class Meter:
 class _IndexBeside:
     """Fills the index in a thread of its own, a few chunks after the dispatcher: they are in the cache still."""
 
-    def __init__(self, index: Index, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, index: Index, pool: Executor) -> None:
         self._index = index
         self._pool = pool
         self._under_way: deque[Future[None]] = deque()
@@ -110,7 +111,7 @@ class Rebuild:
             self._dispatch(spans, self._keep)
             return
         try:
-            with self._index.in_bulk(), ThreadPoolExecutor(1, "stratalog-index") as pool:
+            with self._index.in_bulk(), thread_pool(1, "stratalog-index") as pool:
                 beside = _IndexBeside(self._index, pool)
                 self._dispatcher.put_keys = beside.put
 

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from stratalog.store.locks import helpers
+from stratalog.helpers import helpers
 
 
 class Worker:
@@ -13,7 +13,7 @@ class Worker:
     """
 
     def __init__(self, name: str, work: Callable[[], None], *, is_helper: bool = False) -> None:
-        """`is_helper` says that somebody waits for the work who holds a lock of the store (`locks.helpers`)."""
+        """`is_helper` says that somebody waits for the work who holds a lock of the store (`helpers`)."""
         self._is_helper = is_helper
         self._work = work
         self._is_ended = False
@@ -24,19 +24,16 @@ class Worker:
 
     def start(self) -> None:
         """Returns when the work has begun."""
+        if self._is_helper:
+            helpers.add(self._thread)
         self._thread.start()
         self._begun.acquire()
 
     def _run(self) -> None:
-        if self._is_helper:
-            helpers.add(threading.get_ident())
         with self._working:
             self._begun.release()
-            try:
-                if not self._is_ended:
-                    self._work()
-            finally:
-                helpers.discard(threading.get_ident())
+            if not self._is_ended:
+                self._work()
 
     def is_current(self) -> bool:
         """Whether this is the thread."""
@@ -51,3 +48,4 @@ class Worker:
             pass
         if self._thread.is_alive():
             self._thread.join()
+        helpers.discard(self._thread)

@@ -7,7 +7,7 @@ lock. A file that is missing in the middle takes part as one without a record.
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
+from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.message import BATCH_ENTRY, HEAD, PROPERTIES_LENGTH
 from stratalog.layout.names import (
@@ -102,7 +103,7 @@ def survey_log(
     After a crash a record may be torn (`may_be_torn`): its properties end with zeros.
     """
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
-    with ThreadPoolExecutor(count, "stratalog-survey") as pool:
+    with thread_pool(count, "stratalog-survey") as pool:
         ahead: deque[Future[FileSurvey]] = deque()
         try:
             for path, start in _expected_files(directory, disk, file_size):

@@ -11,13 +11,13 @@ known to them, to the checkpoint or the snapshot, and not in the log, is a probl
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.helpers import thread_pool
 from stratalog.layout.names import COMMIT_LOG, LOCK
 from stratalog.store.disk import lock_owner
 from stratalog.store.opening import check_finished
@@ -107,7 +107,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
         advance=count.add,
     )
     with closing(queues):
-        with ThreadPoolExecutor(len(checks), "stratalog-verify") as pool:
+        with thread_pool(len(checks), "stratalog-verify") as pool:
             for chunk in _chunks(surveys, report):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
