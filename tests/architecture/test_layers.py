@@ -16,7 +16,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS = (
-    {"errors"},
+    {"errors", "helpers"},
     {"layout"},
     {"config", "kernels"},
     {"store"},

@@ -401,8 +401,8 @@ def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
             )
         if expected is not None and offset != expected:
             raise CorruptData(
-                f"expected {offset_name(expected)} before it: a file is missing in the middle of the log. Restore it, "
-                "or move the files before the gap away to go on without them",
+                f"expected {offset_name(expected)} before it: a file is missing in the middle of the log. Restore it; "
+                f"to go on without it, {command('repair', directory.parent)} keeps everything else",
                 path=str(directory / name),
                 position=0,
             )

@@ -252,8 +252,8 @@ class LogScan:
     def _ends_too_early(self, end: int) -> CorruptData:
         return CorruptData(
             f"the log ends at offset {end:,}, but it once held messages up to {self._vouched_end:,}: restore what is "
-            "missing. To go on without those messages, remove consumequeue/, index/ and checkpoint: they are built "
-            "again from what is there",
+            f"missing. To go on without those messages, run {command('repair', self._log.directory.parent)}: it keeps "
+            "their queue offsets",
             path=str(self._log.directory),
             position=end,
         )
