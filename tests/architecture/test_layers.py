@@ -276,7 +276,7 @@ def test_the_source_keeps(rule: Rule) -> None:
 
 
 BROKEN: list[tuple[Rule, Modules]] = [
-    (every_module_has_a_layer, snippets(stratalog__helpers="")),
+    (every_module_has_a_layer, snippets(stratalog__wherever="")),
     (imports_point_down, snippets(stratalog__store__log="from stratalog.tiered.queue import Queue")),
     (imports_point_down, snippets(stratalog__store__log="def f():\n    import stratalog.cli.main")),
     (imports_point_down, snippets(stratalog__store__log="from ..tiered import queue")),
