@@ -16,7 +16,12 @@ import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
 from stratalog.cli import progress
+from stratalog.cli.repair import _lost_text
+from stratalog.config.settings import StoreSettings
 from stratalog.layout.message import HEAD
+from stratalog.tools.repair_fill import LostMessage
+from stratalog.tools.repair_plan import RepairPlan
+from stratalog.tools.verify_report import VerifyReport
 
 LOG = Path("commitlog") / ("0" * 20)
 
@@ -171,3 +176,9 @@ def test_stores_that_rocketmq_wrote_and_lost_messages_of_are_mended(
     with stratalog.open(root, mode="r") as store:
         messages = [message for key in store.queues() for message in store.queue(*key).read()]
     assert sum("STRATALOG_LOST" not in message.properties for message in messages) == count
+
+
+def test_the_ranges_of_lost_messages_are_named_without_gaps(tmp_path: Path) -> None:
+    messages = [LostMessage("t", 0, number) for number in (1, 2, 3, 7)] + [LostMessage("b", 0, 5, 3)]
+    plan = RepairPlan(tmp_path, StoreSettings(), VerifyReport(str(tmp_path), clean=True), lost=messages)
+    assert _lost_text(plan) == "7 messages: b/0 at 5 to 7; t/0 at 1 to 3, 7"

@@ -8,7 +8,7 @@ import pytest
 
 import stratalog
 from stratalog.layout.light import MULTI_DISPATCH
-from stratalog.layout.message import LOST_FLAG
+from stratalog.layout.message import HEAD, LOST_FLAG
 from stratalog.store.message_store import MessageStore
 from stratalog.store.record_put import Receipt
 from stratalog.tools.rebuild import rebuild
@@ -129,3 +129,52 @@ def test_an_offset_is_not_given_again_after_a_repair_that_was_killed(stop: int, 
     with pytest.raises(KeyboardInterrupt):
         repair(plan_repair(tmp_path), step=step)
     assert state(tmp_path)[1] == before[1]
+
+
+@pytest.mark.parametrize("order", ["abc", "bac", "cba"])
+@pytest.mark.parametrize("crashed", [False, True])
+def test_opening_gives_no_offset_again_when_several_queues_lost_their_newest(
+    order: str, crashed: bool, tmp_path: Path
+) -> None:
+    """One of them its newest two: the queues are built again, and each goes on where it was."""
+    one, two, end = order
+    names = [one] * 3 + [two] + [one, two, two] + [end]
+    receipts = put(tmp_path, [(name, LARGE, "") for name in names])
+    before = state(tmp_path)
+    lose(tmp_path, *receipts[4:7])
+    if crashed:
+        (tmp_path / "abort").touch()
+    assert state(tmp_path)[1] == before[1]
+    assert repair(plan_repair(tmp_path)).ok
+    assert state(tmp_path)[1] == before[1]
+
+
+@pytest.mark.parametrize("units", [True, False], ids=["with units", "without"])
+@pytest.mark.parametrize("bit", [0, 1, 2, 5, 20, 33])
+def test_a_placeholder_with_a_turned_bit_costs_no_message(bit: int, units: bool, tmp_path: Path) -> None:
+    receipts = put(tmp_path, [("t", LARGE, "")] * 10 + [("u", LARGE, "")])
+    before = state(tmp_path)
+    lose(tmp_path, receipts[2])
+    assert repair(plan_repair(tmp_path)).ok
+    at = receipts[2].commit_log_offset + HEAD.position("queue_offset")
+    with next((tmp_path / "commitlog").iterdir()).open("r+b") as file:
+        file.seek(at)
+        file.write((2 ^ 1 << bit).to_bytes(8))
+    if not units:
+        shutil.rmtree(tmp_path / "consumequeue")
+        for name in ("checkpoint", "queues.snapshot"):
+            (tmp_path / name).unlink(missing_ok=True)
+    plan = repaired(tmp_path, before, {"t": {2}})
+    assert (plan.message_count, plan.unplaced_count) == (10, 0)
+
+
+def test_a_place_that_a_record_no_longer_names_is_not_given_again(tmp_path: Path) -> None:
+    receipts = put(tmp_path, [("t", LARGE, A)] * 3)
+    path = next((tmp_path / "commitlog").iterdir())
+    data = path.read_bytes()
+    at = data.index(b"%LMQ%a", receipts[2].commit_log_offset)
+    path.write_bytes(data[:at] + b"#" + data[at + 1 :])
+    plan = plan_repair(tmp_path)
+    assert [(lost.topic, lost.queue_offset) for lost in plan.lost] == [(A, 2)]
+    assert repair(plan).ok
+    assert state(tmp_path)[1][A] == 3

@@ -26,6 +26,7 @@ stratalog rebuild data/store --yes
 stratalog rebuild data/store --index --yes           # the index only"""
 
 _LISTED_MAX = 10
+_NAMED_MAX = 3
 _STILL_DAMAGED = 1
 YesFlag = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only the plan is shown.")]
 
@@ -218,12 +219,19 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
 
 def _lost_text(plan: "RepairPlan") -> str:
     """How many messages are lost, and of which queues."""
-    queues: dict[tuple[str, int], list[int]] = {}
-    for message in plan.lost:
-        queues.setdefault((message.topic, message.queue_id), []).append(message.queue_offset)
-    named = [
-        f"{clean(topic)}/{queue_id} at {numbers[0]:,}" + (f" to {numbers[-1]:,}" if len(numbers) > 1 else "")
-        for (topic, queue_id), numbers in sorted(queues.items())
-    ]
-    more = f" and {len(named) - 3:,} more queues" if len(named) > 3 else ""
-    return f"{counted(plan.lost_count, 'message')}: {', '.join(named[:3])}{more}"
+    queues: dict[tuple[str, int], list[list[int]]] = {}
+    for message in sorted(plan.lost):
+        ranges = queues.setdefault((message.topic, message.queue_id), [])
+        if ranges and ranges[-1][1] == message.queue_offset:
+            ranges[-1][1] = message.end
+        else:
+            ranges.append([message.queue_offset, message.end])
+    named = [f"{clean(topic)}/{queue_id} at {_ranges_text(ranges)}" for (topic, queue_id), ranges in queues.items()]
+    more = f"; and {len(named) - _NAMED_MAX:,} more queues" if len(named) > _NAMED_MAX else ""
+    return f"{counted(plan.lost_count, 'message')}: {'; '.join(named[:_NAMED_MAX])}{more}"
+
+
+def _ranges_text(ranges: list[list[int]]) -> str:
+    named = [f"{begin:,}" + (f" to {end - 1:,}" if end - begin > 1 else "") for begin, end in ranges]
+    more = f" and {len(named) - _NAMED_MAX:,} more ranges" if len(named) > _NAMED_MAX else ""
+    return ", ".join(named[:_NAMED_MAX]) + more
