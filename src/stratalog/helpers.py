@@ -14,7 +14,13 @@ helpers: set[threading.Thread] = set()
 def is_helper() -> bool:
     """Whether this thread is one. Identifiers are used again: a thread that has ended counts no more."""
     ident = threading.get_ident()
-    return any(thread.ident == ident and thread.is_alive() for thread in tuple(helpers))
+    for thread in tuple(helpers):
+        if thread.is_alive():
+            if thread.ident == ident:
+                return True
+        elif thread.ident is not None:  # it has ended; one that was not started yet has none
+            helpers.discard(thread)
+    return False
 
 
 def thread_pool(count: int, name: str) -> Executor:
