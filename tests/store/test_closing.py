@@ -223,6 +223,18 @@ def test_one_of_the_stores_own_threads_cannot_close_it(tmp_path: Path) -> None:
         assert reader.recovery.clean
 
 
+def test_a_thread_with_the_identifier_of_one_of_the_stores_that_has_ended_can_close_it(tmp_path: Path) -> None:
+    """The system gives identifiers again."""
+    store = stratalog.open(tmp_path, **SETTINGS)
+    dispatching = store._threads[0]
+    assert isinstance(dispatching, Periodic)
+    dispatching.close()
+    dispatching._thread._thread._ident = threading.get_ident()  # type: ignore[attr-defined]
+    store.close()
+    with stratalog.open(tmp_path, mode="r") as reader:
+        assert reader.recovery.clean
+
+
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("how", ["finalizer", "suspended generator", "put_async"])
 def test_a_process_ends_whose_store_is_closed_as_the_interpreter_ends(how: str, flush: str, tmp_path: Path) -> None:

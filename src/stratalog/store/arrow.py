@@ -181,10 +181,8 @@ def append_batch(
     for number, rows in enumerate(pieces):  # all of them before the first is written
         rows.check(number * CHUNK_ROWS, store.settings.max_message_size, fixed, store.log.file_size)
     fixed_sizes = np.array([queue.fixed_size for queue in queues])[rows_queue]
-    with (
-        free(*store.log.locks.append),
-        store.log.busy,
-    ):  # over all pieces: nobody else's messages stand between, or are counted into the ranges
+    # Over all pieces: nobody else's messages stand between, or are counted into the ranges.
+    with free(*store.log.locks.append), store.log.busy:
         store.log.reserve(np.concatenate([rows.sizes for rows in pieces]) + fixed_sizes)
         starts, now = [queue.next_offset for queue in queues], store.clock_ns() // 1_000_000
         try:

@@ -168,10 +168,8 @@ def _put_one_by_one(
             record = checked_record(queue, body, text, fields)
             planned.append((record, special_of(queue, record)))
     receipts: list[Receipt] = []
-    with (
-        free(*store.log.locks.append),
-        store.log.busy,
-    ):  # over the whole list: nothing that ends a put can come between two of its messages
+    # Over the whole list: nothing that ends a put can come between two of its messages.
+    with free(*store.log.locks.append), store.log.busy:
         sizes = []
         for number, (record, special) in enumerate(planned):
             with _naming(number):

@@ -1,7 +1,7 @@
 """A store's locks, and calls in the middle of a call.
 
 A signal handler and a finalizer run in the middle of whatever their thread does. If that holds one of the store's
-locks, to wait for this lock, or for a thread that waits for it, would take for ever. So every lock is an `RLock`, which
+locks, waiting for this lock, or for a thread that waits for it, would never end. So every lock is an `RLock`, which
 knows its owner; there is one order in which a thread takes them; and each is taken by `with free(...)`, which refuses a
 thread that holds this one or a later one.
 """

@@ -37,7 +37,7 @@ class Worker:
 
     def is_current(self) -> bool:
         """Whether this is the thread."""
-        return self._thread.ident == threading.get_ident()
+        return threading.current_thread() is self._thread  # identifiers are used again
 
     def end(self) -> None:
         """Wait until the work is done. If `start` was interrupted before the work began, it never begins."""
