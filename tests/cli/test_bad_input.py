@@ -1,9 +1,13 @@
 """Whatever is wrong, a person gets one sentence on stderr that names the place and the next step, and exit code 1."""
 
+import errno
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +39,36 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, call: Call)
     assert "holds other files" in told
     assert "empty or new directory" in told
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("verify",), ("repair",), ("repair", "--in-place", "--yes"), ("rebuild",), ("rebuild", "--yes"), ("inspect",),
+     ("dump",), ("get",), ("put",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_directory_whose_entries_may_not_be_looked_at(
+    command: tuple[str, ...], small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(called: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(path: Any, *given: Any, **named: Any) -> Any:
+            if isinstance(path, str | Path) and str(path).startswith(f"{small_store}/"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return called(path, *given, **named)
+
+        return instead
+
+    call("verify", small_store)  # what it loads is loaded now
+    for module, name in ((os, "stat"), (os, "open"), (os, "scandir"), (os, "mkdir"), (io, "open")):
+        monkeypatch.setattr(module, name, refused(getattr(module, name)))
+    arguments = {"get": ["orders"], "put": ["orders", "a"]}.get(command[0], [])
+    done = call(command[0], small_store, *arguments, *command[1:])
+    monkeypatch.undo()
+    assert done.exit_code == (2 if command[0] == "verify" else 1)
+    assert done.stderr.startswith(f"stratalog: {small_store}")
+    assert "Permission denied" in done.stderr
+    assert "give this user access" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_file_instead_of_a_directory(tmp_path: Path, call: Call) -> None:

@@ -1,5 +1,6 @@
 """`verify`, `repair`, `rebuild` as commands: plans before acts, exit codes; who only looks touches no byte."""
 
+import errno
 import hashlib
 import json
 import os
@@ -182,3 +183,62 @@ def test_the_ranges_of_lost_messages_are_named_without_gaps(tmp_path: Path) -> N
     messages = [LostMessage("t", 0, number) for number in (1, 2, 3, 7)] + [LostMessage("b", 0, 5, 3)]
     plan = RepairPlan(tmp_path, StoreSettings(), VerifyReport(str(tmp_path), clean=True), lost=messages)
     assert _lost_text(plan) == "7 messages: b/0 at 5 to 7; t/0 at 1 to 3, 7"
+
+
+def test_the_next_step_of_an_unreadable_configuration_exists(small_store: Path, call: Call) -> None:
+    (small_store / "config").mkdir(exist_ok=True)
+    (small_store / "config" / "topics.json").write_text("{broken")
+    assert "stratalog repair" not in call("verify", small_store).stdout
+    (small_store / "config" / "topics.json.bak").write_text("{}")
+    assert "`stratalog repair" in call("verify", small_store).stdout
+
+
+def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(
+    damaged: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "lie in one another" in call("repair", damaged, "--to", damaged / "copy").stderr
+    real = os.mkdir
+
+    def refused(path: Path, *given: int, **named: int) -> None:
+        if str(path).startswith(str(tmp_path / "closed")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        real(path, *given, **named)
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    told = call("repair", damaged, "--to", tmp_path / "closed", "--yes").stderr
+    assert "Nothing was changed" in told
+    assert "Remove" not in told
+
+
+def test_a_plan_for_a_store_that_is_open_says_so(small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, **SETTINGS):
+        assert "the store is open" in call("repair", small_store).stdout
+    assert "the store is open" not in call("repair", small_store).stdout
+
+
+def test_rebuild_names_the_log_file_that_cannot_be_read(
+    small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refused(path: Path, *given: int, **named: int) -> int:
+        if str(path).endswith(f"commitlog/{LOG.name}"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    told = call("rebuild", small_store, "--yes").stderr
+    assert str(small_store / LOG) in told
+    assert "stratalog-rebuild.tmp" not in told
+
+
+def test_verify_tells_of_messages_in_front_of_the_log(small_store: Path, call: Call) -> None:
+    assert "before it" not in call("verify", small_store).stdout
+    with stratalog.open(small_store, **SETTINGS) as store:
+        for _ in range(100):
+            store.put("orders", b"x" * 1000)
+    min((small_store / "commitlog").iterdir()).unlink()
+    (small_store / "queues.snapshot").unlink()  # as a later opening would leave it
+    done = call("verify", small_store)
+    assert "in front of the log's first file: removed by retention, or lost with a file" in done.stdout
+    assert json.loads(call("verify", small_store, "--json").stdout)["gone_count"] > 0

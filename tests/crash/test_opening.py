@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import stratalog
 from crash import test_faults
 from crash.test_power_cut import TINY, body_of
 from crash.test_recovery import LOG_FILE, expected, filled, open_tiny, place
@@ -400,6 +401,7 @@ def other_store(root: Path, *, topic: str = "t", clean: bool = True) -> Path:
 def test_a_log_file_of_another_store_is_refused(number: int, clean: bool, topic: str, folder: Path) -> None:
     root = folder / "store"
     filled(root, clean=True)
+    (root / "queues.snapshot").unlink(missing_ok=True)  # it vouches for older log files
     if not clean:
         (root / "abort").touch()
     path = log_files(root)[number]
@@ -893,3 +895,36 @@ def test_a_clean_stop_vouches_for_the_whole_index(folder: Path) -> None:
     filled(folder, clean=True)
     header = HEADER.unpack(index_files(folder)[-1].read_bytes())
     assert Checkpoint.load(folder, Disk()).index_msg_timestamp == header.end_timestamp > 0
+
+
+def _without_seal(root: Path) -> None:
+    """As RocketMQ leaves it."""
+    replace(Checkpoint.load(root, Disk()), seal=None).store(root, Disk())
+    (root / "queues.snapshot").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("checkpoint", ["sealed", "RocketMQ's", "gone"])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
+def test_whichever_index_files_are_gone_every_key_is_found(checkpoint: str, clean: bool, folder: Path) -> None:
+    settings = TINY | {"max_hash_slot_num": 20, "max_index_num": 50}
+    with stratalog.open(folder / "whole", **settings) as store:
+        for number in range(200):
+            store.put("orders", b"x", keys=[f"k{number}"] if number < 190 else None, tags="t")
+    names = [path.name for path in index_files(folder / "whole")]
+    assert len(names) > 3
+    for gone in ([0], [1], [0, 2], [len(names) - 1], list(range(len(names)))):
+        root = folder / "store"
+        shutil.copytree(folder / "whole", root)
+        for number in gone:
+            (root / "index" / names[number]).unlink()
+        if checkpoint == "gone":
+            (root / "checkpoint").unlink()
+        elif checkpoint == "RocketMQ's":
+            _without_seal(root)
+        if not clean:
+            (root / "abort").touch()
+        with stratalog.open(root, **settings) as store:
+            found = [number for number in range(190) if store.query("orders", key=f"k{number}", limit=None)]
+            assert len(found) == 190, gone
+        assert verify(root, settings=StoreSettings(**settings)).ok
+        shutil.rmtree(root)

@@ -563,3 +563,47 @@ def test_a_unit_that_points_to_another_record_is_refused_not_served(folder: Path
         assert [next(reading).body for _ in range(5)] == expected(range(10))["t", 0]
         with pytest.raises(CorruptData, match=r"t/0 offset 5 .*stratalog verify"):
             next(reading)
+
+
+def test_after_a_crash_it_is_noted_which_messages_only_the_queues_knew(folder: Path) -> None:
+    with open_tiny(folder / "store") as store:
+        for number in range(20):
+            store.put("topic", b"%d" % number)
+        end = store.log.end_offset
+        store.dispatch()
+        crash_copy(store, folder / "crashed")
+    (path,) = log_files(folder / "crashed")
+    data = path.read_bytes()
+    path.write_bytes(data[: end - 100].ljust(len(data), b"\0"))
+    with open_tiny(folder / "crashed") as store:
+        given = store.queue("topic").max_offset
+        assert given < 20
+        assert [note for note in store.recovery.notes if "topic/0 up to offset 19" in note]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "crashed"])
+@pytest.mark.parametrize("damage", ["middle file", "first file", "zeros", "wild", "checkpoint"])
+def test_offsets_of_damaged_messages_are_not_given_again_whatever_units_are_lost_before(
+    clean: bool, damage: str, folder: Path
+) -> None:
+    root = folder / "store"
+    with open_tiny(root, mapped_file_size_consume_queue=10 * UNIT.size) as store:
+        receipts = [store.put("t", b"%d" % number * 9) for number in range(35)]
+        for _ in range(5):
+            store.put("u", b"after")
+    for receipt in receipts[-3:]:
+        flip(*place(root, receipt.commit_log_offset + HEAD.size))
+    files = sorted(path for path in (root / "consumequeue" / "t" / "0").iterdir() if any(path.read_bytes()))
+    if damage == "checkpoint":
+        (root / "checkpoint").unlink()
+    elif damage.endswith("file"):
+        files[damage.startswith("middle")].unlink()
+    else:
+        data = bytearray(files[0].read_bytes())
+        data[5 * UNIT.size : 5 * UNIT.size + 8] = bytes(8) if damage == "zeros" else b"\x00\x11" * 4
+        files[0].write_bytes(data)
+    (root / "queues.snapshot").unlink(missing_ok=True)
+    if not clean:
+        (root / "abort").touch()
+    with open_tiny(root, mapped_file_size_consume_queue=10 * UNIT.size) as store:
+        assert store.put("t", b"new").queue_offset == 35

@@ -131,7 +131,7 @@ def test_the_log_begins_and_ends_where_rocketmq_says(opened: Opened) -> None:
 
 def test_queues_without_a_log_are_refused_with_the_next_step(tmp_path: Path) -> None:
     case = golden_case("local/no-log")
-    with pytest.raises(CorruptData, match="restore commitlog/, or remove"):
+    with pytest.raises(CorruptData, match="restore commitlog/ from a copy"):
         stratalog.open(case.unpack_store(tmp_path), mode="r", **settings_of(case))
 
 

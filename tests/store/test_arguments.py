@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ import pyarrow as pa
 import pytest
 
 import stratalog
+from store.conftest import OpenStore
 from store.model import QUIET, SMALL, Clock, scratch_folder
-from store.odd_values import ODD_VALUES, RAISES, OddValue
+from store.odd_values import ODD_VALUES, RAISES, Claims, OddValue
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import Host
@@ -372,7 +374,11 @@ def test_each_column_of_arrow_follows_the_same_rules(case: str, store: MessageSt
     assert found == meaning
 
 
-@pytest.mark.parametrize("rows", [None, {"body": [b""]}, [b""], b"", pa.array([b""]), pd.DataFrame({"body": [b""]})])
+@pytest.mark.parametrize(
+    "rows",
+    [None, {"body": [b""]}, [b""], b"", pa.array([b""]), pd.DataFrame({"body": [b""]}), Claims(pa.Table)],
+    ids=lambda rows: type(rows).__name__,
+)
 def test_what_is_no_arrow_batch_is_refused(rows: Any, store: MessageStore) -> None:
     with pytest.raises(IllegalMessage, match="RecordBatch"):
         store.append(rows, topic="t")
@@ -453,3 +459,176 @@ def test_what_another_thread_changes_meanwhile_is_stored_as_it_was_at_one_moment
         assert {key[0] for key in message.keys} <= {"a", "b", "c"}
         for name, value in message.properties.items():
             assert value == f"v{name[1:]}" if name.startswith("n") else name == "KEYS" or set(value) == {"b"}
+
+
+# -- after the message is stored -------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Arguments that note each call of one of their methods once the log's end has moved."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.store, self.end = store, store.log.end_offset
+        self.touched: list[str] = []
+
+    def of(self, kind: type, *content: Any) -> Any:
+        def watched(name: str) -> Any:
+            def method(given: Any, *more: Any, **named: Any) -> Any:
+                if self.store.log.end_offset != self.end:
+                    self.touched.append(f"{kind.__name__}.{name}")
+                return getattr(kind, name)(given, *more, **named)
+
+            return method
+
+        names = [name for name in dir(kind) if callable(getattr(kind, name)) and name not in _NOT_WATCHED]
+        return type("Watched", (kind,), {name: watched(name) for name in names})(*content)
+
+    def text(self, content: str) -> Any:
+        return self.of(str, content)
+
+    def octets(self, content: bytes) -> Any:
+        return self.of(bytes, content)
+
+    def number(self, content: int) -> Any:
+        return self.of(int, content)
+
+    def list(self, *items: Any) -> Any:
+        return self.of(list, items)
+
+    def mapping(self, kind: type, **given: str) -> Any:
+        return self.of(kind, {self.text(name): self.text(value) for name, value in given.items()})
+
+    def host(self) -> Host:
+        return Host(self.octets(b"\1\2\3\4"), self.number(5))
+
+
+_NOT_WATCHED = {"__new__", "__init__", "__class__", "__init_subclass__", "__subclasshook__", "__class_getitem__"}
+WATCHED_PROPERTIES: dict[str, Callable[[Watch], Any]] = {
+    "dict": lambda watch: watch.mapping(dict, p="v"),
+    "dict of plain texts": lambda watch: {"p": "v"},
+    "dict of odd texts": lambda watch: {watch.text("WAIT"): watch.text("true"), watch.text("p"): watch.text("v")},
+    "other mapping": lambda watch: watch.mapping(UserDict, WAIT="true"),
+    "wait": lambda watch: {"WAIT": watch.text("true")},
+    "no wait": lambda watch: {"WAIT": watch.text("false"), "p": watch.text("v")},
+}
+WATCHED: dict[str, Callable[[Watch], Any]] = {
+    "topic": lambda watch: watch.text("t"),
+    "queue_id": lambda watch: watch.number(1),
+    "body": lambda watch: watch.octets(b"x"),
+    "bodies": lambda watch: watch.list(watch.octets(b"x"), watch.of(bytearray, b"y")),
+    "tags": lambda watch: watch.text("a"),
+    "keys": lambda watch: watch.list(watch.text("k"), watch.text("l")),
+    "unique_key": lambda watch: watch.text("u"),
+    "born_timestamp": lambda watch: watch.number(16),
+    "wait": lambda watch: watch.number(1),
+    "text": lambda watch: watch.octets(encode_properties({"WAIT": "true"})),
+    "texts": lambda watch: watch.list(*[watch.octets(encode_properties({"WAIT": "true"}))] * 2),
+    "flags": lambda watch: watch.list(watch.number(1), watch.number(2)),
+    "host": lambda watch: watch.host(),
+}
+_FIELDS_GIVEN = dict.fromkeys(("flag", "sys_flag", "reconsume_times", "prepared_transaction_offset"), "born_timestamp")
+_HOSTS_GIVEN = {"born_host": "host", "store_host": "host"}
+_LABELS_GIVEN = {name: name for name in ("tags", "keys", "unique_key")}
+_ONE_GIVEN = {"body": "body", "properties": "", **_LABELS_GIVEN, "born_timestamp": "born_timestamp"}
+_RAW_GIVEN = {"body": "body", "properties": "text", "born_timestamp": "born_timestamp", "wait": "wait"}
+_PLACE_GIVEN = {"topic": "topic", "queue_id": "queue_id"}
+VERBS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "store.put": (lambda store, **given: store.put(**given), {**_PLACE_GIVEN, **_ONE_GIVEN, "wait": "wait"}),
+    "put_async": (lambda store, **given: asyncio.run(store.put_async(**given)), {**_PLACE_GIVEN, **_ONE_GIVEN}),
+    "put": (lambda store, **given: store.queue("t").put(**given), {**_ONE_GIVEN, "wait": "wait"}),
+    "put_raw": (lambda store, **given: store.queue("t").put_raw(**given), _RAW_GIVEN),
+    "put_record": (
+        lambda store, **given: store.queue("t").put_record(**given),
+        {**_RAW_GIVEN, **{name: kind for name, kind in _FIELDS_GIVEN.items() if name != "sys_flag"}, **_HOSTS_GIVEN},
+    ),
+    "store.put_many": (
+        lambda store, **given: store.put_many(**given)[-1], {**_PLACE_GIVEN, "bodies": "bodies", "properties": "texts"}
+    ),
+    "put_many": (
+        lambda store, **given: store.queue("t").put_many(**given)[-1],
+        {"bodies": "bodies", "properties": "text", "flags": "flags", "born_timestamp": "born_timestamp",
+         "born_host": "host"},
+    ),
+    "put_batch": (
+        lambda store, **given: store.queue(BATCHES).put_batch(**given),
+        {"bodies": "bodies", "properties": "texts", **_LABELS_GIVEN, "flags": "flags", "wait": "wait",
+         **_FIELDS_GIVEN, **_HOSTS_GIVEN, "born_timestamp": "born_timestamp"},
+    ),
+}  # fmt: skip
+PLAIN_GIVEN: dict[str, Any] = POSITIONAL | {"unique_key": "u"}
+
+
+def watched_calls(watch: Watch, given: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The args of a verb: one of them watched, for each, and then all at once."""
+    ways = {name: list(WATCHED_PROPERTIES.values()) if not kind else [WATCHED[kind]] for name, kind in given.items()}
+    needed = {name: value for name, value in PLAIN_GIVEN.items() if name in given}
+    for name, makes in ways.items():
+        for make in makes:
+            value = make(watch)
+            many = {"bodies": [b"x", b"y"]} if "bodies" in needed else {}
+            yield needed | many | {name: value}
+    yield {name: makes[0](watch) for name, makes in ways.items()}
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_of_the_callers_is_touched_once_a_message_is_stored(
+    verb: str, flush: str, open_store: OpenStore
+) -> None:
+    store = open_store(flush=flush, checked=False)
+    store.create_topic(BATCHES, queue_type="BatchCQ")
+    store.put("t", b"before")
+    (call, names), watch = VERBS[verb], Watch(store)
+    wrong = []
+    for given in watched_calls(watch, names):
+        watch.end = store.log.end_offset
+        watch.touched.clear()
+        receipt = call(store, **given)
+        assert receipt.end_offset == store.log.end_offset > watch.end
+        if watch.touched:
+            wrong.append(f"{list(given)}: {watch.touched}")
+    assert not wrong
+
+
+class LowersToNo(str):
+    __slots__ = ()
+
+    def lower(self) -> str:
+        return "no"
+
+
+class FailsToLower(str):
+    __slots__ = ()
+
+    def lower(self) -> str:
+        raise ZeroDivisionError
+
+
+class FailsToCompare(str):
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("put", [FORMS["put_async"], FORMS["store.put"], FORMS["queue.put in Python"]])
+def test_what_is_waited_for_is_what_is_stored(put: Form, open_store: OpenStore) -> None:
+    changing = {"WAIT": "true"}
+
+    def clock() -> int:
+        """Between the look at the properties and the append it lets another thread change them."""
+        changing["WAIT"] = "false" if changing["WAIT"] == "true" else "true"
+        return Clock()()
+
+    store = open_store(flush="sync", clock_ns=clock)
+    for properties in (
+        {"WAIT": LowersToNo("true")}, {"WAIT": FailsToLower("true")}, {"WAIT": FailsToLower("false")},
+        {FailsToCompare("WAIT"): "true"}, {FailsToCompare("WAIT"): "false"}, *[changing] * 4,
+    ):  # fmt: skip
+        given = {"topic": "t", "queue_id": 0, "body": b"x"}
+        receipt = put.call(store, **{name: value for name, value in given.items() if name in put.meanings},
+                           properties=properties)  # fmt: skip
+        is_durable = store.durable_offset >= receipt.end_offset
+        store.flush()
+        assert is_durable is (store.message(receipt.commit_log_offset).properties["WAIT"] == "true")

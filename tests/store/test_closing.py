@@ -16,7 +16,7 @@ import pytest
 
 import stratalog
 from store.model import SMALL
-from stratalog.errors import StoreClosed, StoreUnavailable, StratalogError
+from stratalog.errors import IllegalMessage, StoreClosed, StoreReadOnly, StoreUnavailable, StratalogError
 from stratalog.store import lookup, reading
 from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
@@ -260,3 +260,76 @@ else:
     assert not done.returncode, done.stderr
     with stratalog.open(tmp_path / "s") as store:
         assert [message.body for message in store.queue("t").read()] == [b"x"]
+
+
+EMPTY = pa.record_batch({"body": pa.array([], pa.binary())})
+NO_COLUMNS = (pa.table({}), pa.record_batch({}), pa.record_batch({"tags": pa.array([], pa.string())}))
+EMPTY_PUTS: dict[str, Call] = {
+    "put_many": lambda store, queues: queues["t"].put_many([]),
+    "put_many, one text": lambda store, queues: queues["t"].put_many([], b"a\1b\2"),
+    "put_many, texts": lambda store, queues: queues["t"].put_many(iter(()), []),
+    "put_many of a batch topic": lambda store, queues: queues[BATCHES].put_many(()),
+    "store.put_many": lambda store, queues: store.put_many("t", []),
+    "append": lambda store, queues: list(queues["t"].append(EMPTY)),
+    "append of a table": lambda store, queues: list(queues["t"].append(pa.Table.from_batches([EMPTY]))),
+    "append of a table of no batch": lambda store, queues: list(queues["t"].append(EMPTY.schema.empty_table())),
+    "store.append": lambda store, queues: [*store.append(EMPTY, topic="t")],
+    "store.append of a table": lambda store, queues: [*store.append(EMPTY.schema.empty_table())],
+}
+REFUSED_PUTS: dict[str, Call] = {
+    "put_batch": lambda store, queues: queues[BATCHES].put_batch([], unique_key="u"),
+    **{
+        f"{way} {number}": call
+        for number, rows in enumerate(NO_COLUMNS)
+        for way, call in (
+            ("append without bodies", lambda store, queues, rows=rows: queues["t"].append(rows)),
+            ("store.append without bodies", lambda store, queues, rows=rows: store.append(rows, topic="t")),
+        )
+    },
+}
+EMPTY_BODIES: dict[str, Call] = {
+    "store.put": lambda store, queues: store.put("t", b""),
+    "put": lambda store, queues: queues["t"].put(b""),
+    "put_raw": lambda store, queues: queues["t"].put_raw(b"", b""),
+    "put_record": lambda store, queues: queues["t"].put_record(b"", b""),
+    "put_async": lambda store, queues: asyncio.run(store.put_async("t", b"")),
+    "put_many": lambda store, queues: queues["t"].put_many([b""]),
+    "put_batch": lambda store, queues: queues[BATCHES].put_batch([b""], unique_key="u"),
+    "append": lambda store, queues: queues["t"].append(pa.record_batch({"body": [b""]})),
+}
+
+
+def test_a_put_of_nothing_puts_nothing_and_is_refused_as_others_are(tmp_path: Path) -> None:
+    store, queues = made(tmp_path / "store")
+    before = store.log.end_offset, {name: queue.next_offset for name, queue in queues.items()}
+    for call in EMPTY_PUTS.values():
+        assert call(store, queues) == []
+    end = queues["t"].next_offset
+    assert queues["t"].append(EMPTY) == range(end, end)
+    for call in REFUSED_PUTS.values():
+        with pytest.raises(IllegalMessage):
+            call(store, queues)
+    assert (store.log.end_offset, {name: queue.next_offset for name, queue in queues.items()}) == before
+    for call in EMPTY_BODIES.values():
+        assert call(store, queues)
+    store.close()
+    with stratalog.open(tmp_path / "store", mode="r", **SETTINGS) as reader:
+        for call in (EMPTY_PUTS | EMPTY_BODIES).values():
+            with pytest.raises(StoreReadOnly):
+                call(reader, {name: reader.queue(name) for name in queues})
+    for call in (EMPTY_PUTS | EMPTY_BODIES).values():
+        with pytest.raises(StoreClosed):
+            call(store, queues)
+    for call in REFUSED_PUTS.values():
+        with pytest.raises(IllegalMessage):
+            call(store, queues)
+
+
+def test_the_extension_of_a_unit_of_any_queue_is_not_told_by_a_closed_store(tmp_path: Path) -> None:
+    store, queues = made(tmp_path / "store")
+    for queue in queues.values():
+        queue.extension(0)
+    store.close()
+    for queue in queues.values():
+        with pytest.raises(StoreClosed):
+            queue.extension(0)

@@ -1,5 +1,8 @@
 """A machine on which nothing is compiled: what is in Python serves until it is."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import BuiltinMethodType, MethodType
 
 import pytest
@@ -76,3 +79,45 @@ def test_reading_and_looking_up_bind_nothing_that_is_not_compiled(
 
 def test_the_tests_run_on_compiled_natives() -> None:
     assert aside.ready()
+
+
+IMPORTS_OF_THE_MAIN_THREAD = """
+import asyncio, sys, pyarrow as pa, stratalog
+open_store, found = stratalog.open, []
+
+def trace(frame, event, arg):
+    if frame.f_code.co_name == "_find_and_load":
+        caller = frame.f_back
+        while "importlib" in caller.f_code.co_filename:
+            caller = caller.f_back
+        if "stratalog" in caller.f_code.co_filename:
+            found.append((frame.f_locals["name"], caller.f_code.co_filename, caller.f_lineno))
+
+sys.settrace(trace)
+with open_store(sys.argv[1], small=True, enable_lmq=True, enable_multi_dispatch=True) as store:
+    store.create_topic("batches", queue_type="BatchCQ")
+    queue = store.queue("t")
+    queue.put(b"body", keys="k", tags="a")
+    queue.put_raw(b"body", b"")
+    queue.put_many([b"body"])
+    store.put("t", b"body", properties={"INNER_MULTI_DISPATCH": "%LMQ%x"})
+    store.queue("batches").put_batch([b"body", b"body"], unique_key="u")
+    store.append(pa.table({"body": pa.array([b"body"])}), topic="t")
+    asyncio.run(store.put_async("t", b"body"))
+    store.flush()
+    for topic in ("t", "batches", "%LMQ%x"):
+        queue = store.queue(topic)
+        messages, table, count = list(queue.read(0)), queue.read_arrow(), queue.estimate_count(tags="a")
+    hits = store.query("t", key="k"), store.query_many("t", ["k"])
+with open_store(sys.argv[1], mode="r") as store:
+    list(store.queue("t").read(0))
+sys.settrace(None)
+assert not found, found
+"""
+
+
+def test_no_call_of_a_store_imports_in_the_main_thread(tmp_path: Path) -> None:
+    """A signal handler that raises inside an import leaves the import lock held."""
+    command = [sys.executable, "-c", IMPORTS_OF_THE_MAIN_THREAD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -4,22 +4,33 @@ import itertools
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stratalog
+from store.kinds import KINDS, SIZES, Content, Kind
 from store.model import QUIET, SMALL, crash_copy
-from stratalog.errors import OffsetOutOfRange, StoreClosed
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import OffsetOutOfRange, StoreClosed, StoreReadOnly
 from stratalog.layout import names
 from stratalog.store import log_scan
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
+from stratalog.tools import dump_files, survey
+from stratalog.tools import map as store_map
+from stratalog.tools.dump_files import dump_commit_log
+from stratalog.tools.map import map_store
 from stratalog.tools.verify import verify
+from stratalog.tools.verify_queues import QueueCheck, _QueueFiles
+from stratalog.tools.verify_special import SpecialQueues
 
 BODY_SIZE = 900
 COUNTED = frozenset({"files", "directories", "map", "open", "read", "exists", "stamp"})
@@ -262,14 +273,14 @@ def test_opening_beside_a_process_that_keeps_putting(tmp_path: Path) -> None:
     """What comes after the log's end grows while it is looked at."""
     program = f"""
 import stratalog, time
-with stratalog.open({str(tmp_path / "s")!r}, small=True) as store:
+with stratalog.open({str(tmp_path / "s")!r}, small=True, enable_consume_queue_ext=True) as store:
     store.put("t", b"first")
     print("begun", flush=True)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for _ in range(40):
             store.put("t", b"x" * 200)
-        time.sleep(0.0005)
+        time.sleep(0.02)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as writer:
         assert writer.stdout
@@ -278,6 +289,175 @@ with stratalog.open({str(tmp_path / "s")!r}, small=True) as store:
             for _ in range(25):
                 with stratalog.open(tmp_path / "s", mode="r") as reader:
                     assert next(iter(reader.queue("t").read())).body == b"first"
-                assert verify(tmp_path / "s").is_live
+                report = verify(tmp_path / "s")
+                assert (report.is_live, report.problems) == (True, [])
         finally:
             writer.kill()
+
+
+# -- tools beside a writer -------------------------------------------------------------------------------------------
+
+
+def damages_of(tool: str, root: Path) -> list[Any]:
+    """What a tool says is wrong in a log."""
+    if tool == "verify":
+        return verify(root, settings=StoreSettings(**SMALL), threads=1).problems
+    if tool == "map":
+        found = map_store(root, settings=StoreSettings(**SMALL)).damage_begin
+        return [] if found is None else [found]
+    return [item for path in (root / names.COMMIT_LOG).iterdir() for item in dump_commit_log(path) if item.data
+            and item.kind == "damage"]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 10])
+@pytest.mark.parametrize(
+    ("tool", "module", "hook"),
+    [
+        *(("verify", survey, hook) for hook in ("next_record", "closes_file", "last_written")),
+        *(("map", store_map, hook) for hook in ("next_record", "closes_file")),
+        *(("dump", dump_files, hook) for hook in ("next_record", "closes_file", "last_written")),
+    ],
+    ids=str,
+)
+def test_what_a_writer_puts_while_a_tool_looks_at_the_log_s_end_is_no_damage(
+    tool: str, module: Any, hook: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, calls = getattr(module, hook), 0
+    with stratalog.open(tmp_path / "s", **SMALL | QUIET | {"flush": "sync"}) as store:
+        store.log.reserve(np.array([1]))  # there is a file, with and without a record
+        put_some(store, count)
+
+        def after_puts(*given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                put_some(store, 2)
+            return look(*given)
+
+        monkeypatch.setattr(module, hook, after_puts)
+        assert damages_of(tool, tmp_path / "s") == []
+        assert calls
+
+
+def test_a_file_that_a_writer_goes_on_to_while_verify_looks_at_the_one_before_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SMALL | {"mapped_file_size_commit_log": 8 << 20}
+    real, calls = survey.survey_file, 0
+
+    with stratalog.open(tmp_path / "s", **settings | QUIET) as store:
+
+        def fill(count: int) -> None:
+            for _ in range(count):
+                store.put("t", bytes(1 << 20))
+
+        def before_a_roll(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            found = real(*given, **named)
+            if calls == 1:
+                fill(4)
+            return found
+
+        fill(5)
+        while len(list((tmp_path / "s" / names.COMMIT_LOG).iterdir())) < 2:  # made ahead on a thread
+            time.sleep(0.001)
+        monkeypatch.setattr(survey, "survey_file", before_a_roll)
+        report = verify(tmp_path / "s", settings=StoreSettings(**settings), threads=1)
+        assert report.problems == []
+        assert report.record_count == 9
+
+
+LATE = tuple(
+    (owner, name)
+    for owner, names_of in (
+        (survey, ("survey_file",)),
+        (QueueCheck, ("check", "_register", "_compare", "finish")),
+        (_QueueFiles, ("units",)),
+        (ExtensionFiles, ("read",)),
+        (SpecialQueues, ("_compare", "_stored", "_check_run")),
+    )
+    for name in names_of
+)
+"""Where something may happen between two looks of `verify` at the files."""
+
+
+@pytest.mark.parametrize("count", [0, 3, 40])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_verify_beside_a_writer_finds_no_problem_in_any_kind_of_queue(
+    kind: Kind, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = StoreSettings.make({**SIZES, "enable_consume_queue_ext": kind.settings.get("enable_consume_queue_ext")
+                                   or False})  # fmt: skip
+    for owner, name in LATE:
+        root = tmp_path / name
+        with kind.open(root) as store, monkeypatch.context() as patch:
+            content, numbers = Content(), itertools.count()
+
+            def put(
+                count: int, store: MessageStore = store, content: Content = content, numbers: Any = numbers
+            ) -> None:
+                for number in itertools.islice(numbers, count):
+                    kind.put(store, number, content)
+
+            store.put("other", b"x")
+            if count:  # else there is no such queue yet, and no topic
+                put(count)
+                store.dispatch()
+                put(9)  # in the log, and not yet in their queues
+            looks, real = itertools.count(), getattr(owner, name)
+
+            def beside(*given: Any, looks: Any = looks, real: Any = real, store: MessageStore = store, put: Any = put,
+                       **more: Any) -> Any:  # fmt: skip
+                number = next(looks)
+                if number % 3 != 2:
+                    store.dispatch()
+                put(1 + number % 5)
+                if number % 2:
+                    store.dispatch()
+                return real(*given, **more)
+
+            patch.setattr(owner, name, beside)
+            report = verify(root, settings=settings, threads=1)
+            assert (report.is_live, report.problems) == (True, []), name
+        assert verify(root, settings=settings).problems == []
+
+
+@pytest.mark.parametrize("is_hole", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_unit_that_is_being_written_is_no_problem_and_a_wrong_one_is(
+    kind: Kind, is_hole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = StoreSettings.make(SIZES)
+    is_special = kind.name not in ("plain", "extended")
+    owner, name = (SpecialQueues, "_stored") if is_special else (_QueueFiles, "units")
+    with kind.open(tmp_path) as store:
+        kind.fill(store, Content(), count=40)
+        store.dispatch()
+        real, looked = getattr(owner, name), set()
+
+        def half_written(given: Any, *more: Any) -> Any:
+            found = real(given, *more)
+            units = (found[0] if is_special else found).copy()
+            place = more or given
+            written = np.flatnonzero(units["size"])
+            if place not in looked and written.size > 3:
+                looked.add(place)
+                units[written[-3 if is_hole else -1]]["tags_code"] = 0
+                if is_hole:
+                    units[written[-3]] = 0
+            return (units, found[1]) if is_special else units
+
+        monkeypatch.setattr(owner, name, half_written)
+        assert verify(tmp_path, settings=settings, threads=1).problems == []
+        assert looked
+        monkeypatch.undo()
+        path = kind.files(tmp_path, kind.queues[0])[0]
+        position = 3 * kind.layout.size + kind.layout.position("size")
+        data = bytearray(path.read_bytes())
+        data[position : position + 4] = bytes(4) if is_hole else b"\0\0\1\1"
+        path.write_bytes(data)
+        report = verify(tmp_path, settings=settings, threads=1)
+        assert report.is_live
+        assert [problem.path for problem in report.problems] == [str(path)] * len(report.problems) != []
+        store.log.fail(StoreReadOnly("the test has damaged the store"))

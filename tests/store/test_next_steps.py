@@ -1,6 +1,8 @@
 """What opening refuses, `verify` reports with the command that mends it. (`torture.steps` tries every file.)"""
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,14 @@ import pytest
 from store.damage import change as damage_log
 from store.kinds import BATCH, EXTENDED, PLAIN, SIZES, Kind
 from store.model import QUIET
+from store.test_refusals import refusal_of
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
-from stratalog.layout.names import ABORT, CONSUME_QUEUE_EXT, INDEX, SNAPSHOT
+from stratalog.layout.names import ABORT, CONSUME_QUEUE_EXT, INDEX, LOCK, SNAPSHOT
 from stratalog.layout.names import SIZES as NOTE
+from stratalog.tools.own_files import OWN_NAMES
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 from torture.steps import CHANGES, Change, directory, judge
@@ -38,6 +44,40 @@ def test_a_store_that_opening_refuses_is_mended_by_the_command_that_verify_names
         path = max((root / place).iterdir()) if (root / place).is_dir() else root / place
         change(path)
         judge(root, StoreSettings.make(QUIET | kind.settings), tmp_path / "opened")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch], ids=["directory", "fifo", "file"])
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_repair_and_rebuild_do_all_or_nothing_where_something_else_is_in_the_place_of_a_file_or_directory(
+    name: str, make: Callable[[Path], None], is_damaged: bool, tmp_path: Path
+) -> None:
+    root, copy = tmp_path / "store", tmp_path / "copy"
+    PLAIN.made(root)
+    if is_damaged:
+        damage_log(next((root / "commitlog").iterdir()), 300, b"damage")
+    if (root / name).is_dir():
+        shutil.rmtree(root / name)
+    (root / name).unlink(missing_ok=True)
+    make(root / name)
+    before = contents(root)
+    for call in (
+        lambda: repair(plan_repair(root), to=copy),
+        lambda: repair(plan_repair(root)),
+        lambda: rebuild(root),
+    ):
+        refusal = refusal_of(call)
+        if refusal:
+            assert (str(root) in str(refusal), str(copy) in str(refusal)) == (True, False)
+            assert not copy.exists()
+            assert contents(root) == before
+        else:
+            shutil.rmtree(copy, ignore_errors=True)
+            before = contents(root)
+
+
+def contents(root: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*") if path.name != LOCK}
 
 
 @pytest.mark.parametrize("size", [0, 700, 5000])

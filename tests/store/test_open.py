@@ -5,6 +5,7 @@ import contextlib
 import errno
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 import stratalog
 from store.conftest import OpenStore
+from store.kinds import KINDS, Content, Kind
 from store.model import QUIET, SMALL, Clock, bodies, check, index_files, log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import (
@@ -26,11 +28,16 @@ from stratalog.errors import (
     StoreLocked,
     StoreReadOnly,
     StoreUnavailable,
+    StratalogError,
 )
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL_POSITION, SIZE_5_3
 from stratalog.layout.names import offset_name
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
+from stratalog.tools.map import map_store
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 OTHER_PROCESS = """
 import sys, stratalog
@@ -432,3 +439,32 @@ def test_no_setting_takes_a_value_of_another_type_or_out_of_range_however_it_is_
             with pytest.raises(ConfigurationError, match=field.name):
                 make()
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_lost_commitlog_is_named_and_the_advice_for_an_empty_store_leads_to_one(kind: Kind, tmp_path: Path) -> None:
+    kind.made(tmp_path)
+    for is_there in (False, True):
+        shutil.rmtree(tmp_path / "commitlog")
+        for call in (verify, plan_repair, rebuild, map_store):
+            with pytest.raises(NotAStore, match="commitlog/ is missing: restore commitlog/ from a copy"):
+                call(tmp_path)
+        with pytest.raises(StratalogError):
+            kind.open(tmp_path)
+        assert not (tmp_path / "commitlog").exists()
+        if is_there:
+            (tmp_path / "commitlog").mkdir()
+            advice = next(step for problem in verify(tmp_path).problems if "remove" in (step := problem.next_step))
+        else:
+            with pytest.raises(NotAStore) as refused:
+                verify(tmp_path)
+            advice = str(refused.value)
+        named = advice.partition("remove ")[2].partition(", as far")[0].replace(" and ", ", ")
+        for name in named.split(", "):
+            if name.endswith("/"):
+                shutil.rmtree(tmp_path / name, ignore_errors=True)
+            else:
+                (tmp_path / name).unlink(missing_ok=True)
+        with kind.open(tmp_path) as store:
+            kind.fill(store, Content())
+        assert verify(tmp_path).ok

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 import stratalog
 from store.model import QUIET, SMALL, Clock, scratch_folder
 from stratalog.errors import ConfigurationError, CorruptData, DiskFull, IllegalMessage
+from stratalog.kernels.columns import MS_MAX
 from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, BatchEntry, encode_batch_body
+from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET
-from stratalog.layout.message import Record
+from stratalog.layout.message import Host, Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX, SNAPSHOT
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.queue import BATCH_UNIT, EXTENSION_UNIT, UNIT
@@ -235,6 +237,50 @@ def test_extensions_hold_what_units_would_and_units_are_told_with_it_looked_up(t
                 assert extension.store_timestamp == message.store_timestamp
     report = verify(tmp_path / "store")
     assert report.ok, report.problems
+
+
+INT32S, INT64S = (-(2**31), -1, 2**31 - 1), (-(2**63), 1 - 2**63, -1, 0, 2**53, MS_MAX, MS_MAX + 1, 2**63 - 1)
+EXTREMES: dict[str, tuple[Any, ...]] = {
+    "flag": INT32S,
+    "reconsume_times": INT32S,
+    "sys_flag": (1, 2, 48, 3 << 8, 2**30, -(2**31)),
+    "born_timestamp": INT64S,
+    "prepared_transaction_offset": INT64S,
+    "born_host": (Host(b"\xff" * 4, 65535), Host(b"\xff" * 16, 0)),
+    "store_host": (Host(bytes(4), 0), Host(bytes(16), 65535)),
+    "now": INT64S,
+    "body": (b"", b"\0", b"\xff" * 1000),
+    "properties": (
+        b"TAGS\1\2", b"KEYS\1\2UNIQ_KEY\1\2", b"TAGS\1\xff\2KEYS\1\xe4\xb8\2UNIQ_KEY\1\xc3(\2", b"\xff\1\xfe\2",
+        b"TAGS\1a", b"TAGS", b"\1\2", b"TAGS\1a\2TAGS\1b\2", b"TAGS\1a\0b\2KEYS\1 a  b \2",
+    ),
+}  # fmt: skip
+
+
+def test_extreme_values_give_equal_columns_in_every_kind_of_queue(tmp_path: Path) -> None:
+    clock, times = Clock(), []
+    light = encode_properties({MULTI_DISPATCH: "%LMQ%light"})
+    with opened(tmp_path / "store", clock_ns=clock, message_index_enable=False) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        for name, value in [(name, value) for name, values in EXTREMES.items() for value in values]:
+            fields = {"body": b"x", "properties": b""} | ({name: value} if name != "now" else {})
+            clock.now_ms = value if name == "now" else 10**12
+            for topic, lead in (("plain", b""), ("batches", b""), ("parent", light)):
+                store.queue(topic).put_record(**fields | {"properties": lead + fields["properties"]})
+            if name in ("born_timestamp", "store_host"):
+                times.append(value)
+                store.queue("batches", 1).put_batch([b"x"], unique_key="u", **{name: value})
+                store.queue("plain", 1).put_record(b"x", **{name: value})
+        for one, other, queue_id, differing in (
+            ("plain", "batches", 0, {"topic", "commitLogOffset", "storeSize"}), ("parent", "%LMQ%light", 0, {"topic"}),
+            ("plain", "batches", 1,
+             {"topic", "commitLogOffset", "properties", "uniqueKey", "sysFlag", "storeSize", "bodyCrc"}),
+        ):  # fmt: skip
+            columns = [name for name in ARROW_SCHEMA.names if name not in differing]
+            expected = store.queue(one, queue_id).read_arrow(columns=columns)
+            assert expected.num_rows == (len(times) if queue_id else sum(map(len, EXTREMES.values())))
+            found = store.queue(other, queue_id).read_arrow(columns=columns)
+            assert not [name for name in columns if not found[name].equals(expected[name])], (one, other)
 
 
 # -- what is stored and cannot be followed -----------------------------------------------------------------------------

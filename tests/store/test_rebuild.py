@@ -1,23 +1,30 @@
 """`rebuild`: what dispatch would have written, byte for byte; old files until the new ones are whole."""
 
 import shutil
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stratalog
+from store.kinds import KINDS, Kind
+from store.kinds import SIZES as KIND_SIZES
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked
+from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import STAGING
+from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, INDEX, SNAPSHOT, STAGING
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
+from stratalog.store.snapshot import noted_log
 from stratalog.tools import rebuild as module
-from stratalog.tools.rebuild import rebuild
+from stratalog.tools.map import map_store
+from stratalog.tools.rebuild import PARTS, rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
+from stratalog.tools.verify_files import QUEUE_TREES
 
 SETTINGS: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,
@@ -209,27 +216,100 @@ def test_a_queue_whose_messages_are_damaged_keeps_its_next_offset(root: Path) ->
         assert store.put("late", b"next").queue_offset == 2
 
 
+EVIDENCE = "consumequeue", "index", "checkpoint", "queues.snapshot"
+"""What tells how far the log reached, once its newest files are lost."""
+
+
+@pytest.mark.parametrize("left", [left for count in (1, 2, 3, 4) for left in combinations(EVIDENCE, count)])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_log_whose_last_files_are_missing_is_refused_if_it_was_closed(root: Path, is_clean: bool) -> None:
+def test_a_log_whose_last_files_are_missing_is_refused_whatever_else_is_lost(
+    tmp_path: Path, is_clean: bool, left: tuple[str, ...]
+) -> None:
+    root = put_and_lose(tmp_path, left, is_clean=is_clean)
+    before = contents(root)
+    is_known = is_clean or "checkpoint" in left or "queues.snapshot" in left  # the others may be ahead after a crash
+    for parts in (PARTS, ("queues",), ("index",), ("checkpoint",)) if is_known else ():
+        if parts in (PARTS, ("queues",)) or left != ("consumequeue",):
+            with pytest.raises(CorruptData, match=r"the log ends at offset 32,768, .*run `stratalog repair"):
+                rebuild(root, settings=GIVEN, parts=parts)
+            assert contents(root) == before
+    plan = plan_repair(root, settings=GIVEN)
+    assert (plan.known_end > 32768) == (is_known and left != ("consumequeue",))
+    assert plan.lost_count == (300 - plan.whole_count if "consumequeue" in left else 0)
+    assert repair(plan).ok
+    rebuild(root, settings=GIVEN)
+    with stratalog.open(root, **SETTINGS) as store:
+        assert store.put("late", b"next").queue_offset == (300 if "consumequeue" in left else plan.whole_count)
+
+
+def test_after_a_crash_alone_nothing_tells_that_the_log_reached_further(tmp_path: Path) -> None:
+    root = put_and_lose(tmp_path, EVIDENCE[:2], is_clean=False)
+    rebuild(root, settings=GIVEN)
+    assert verify(root, settings=GIVEN).ok
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_rebuild_verify_and_inspect_count_the_same(kind: Kind, lost: int, damaged: bool, tmp_path: Path) -> None:
+    content, given = kind.made(tmp_path, count=200), StoreSettings.make(KIND_SIZES | kind.settings)
+    for path in sorted((tmp_path / COMMIT_LOG).iterdir())[:-1][:lost]:
+        path.unlink()
+    begin, before = int(min((tmp_path / COMMIT_LOG).iterdir()).name), verify(tmp_path, settings=given)
+    if not any(is_light(topic) for topic, _ in content.queues):
+        gone = [known for queue in content.queues.values() for known in queue.values()]
+        assert before.gone_count == sum(known.commit_log_offset < begin for known in gone)
+    assert before.gone_count == plan_repair(tmp_path, settings=given).gone_count
+    assert (before.gone_count > 0) == (begin > 0)
+    if damaged:
+        with max((tmp_path / COMMIT_LOG).iterdir()).open("r+b") as file:
+            file.seek(300)
+            file.write(b"damage")
+    try:
+        rebuilt = rebuild(tmp_path, settings=given)
+    except CorruptData:  # for `repair`, which rebuilds and tells the counts of `verify`
+        assert damaged
+        return
+    report, shown = verify(tmp_path, settings=given), map_store(tmp_path, settings=given)
+    counts = report.queue_count, report.unit_count, report.record_count
+    assert (rebuilt.queue_count, rebuilt.unit_count, rebuilt.record_count) == counts
+    held = [queue for queue in shown.queues if queue.max_offset > queue.min_offset]
+    assert len(shown.queues) == report.queue_count
+    if not damaged and kind.layout is UNIT:
+        assert sum(queue.max_offset - queue.min_offset for queue in held) == report.unit_count
+
+
+@pytest.mark.parametrize("left", ["queues", INDEX, CHECKPOINT, SNAPSHOT])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_inspect_notes_that_the_log_once_reached_further(kind: Kind, left: str, tmp_path: Path) -> None:
+    kind.made(tmp_path, count=200)
+    given = StoreSettings.make(KIND_SIZES | kind.settings)
+    for is_lost in (False, True):
+        if is_lost:
+            max((tmp_path / COMMIT_LOG).iterdir()).unlink()
+        for name in {*QUEUE_TREES, INDEX, CHECKPOINT, SNAPSHOT} - {left, *(QUEUE_TREES if left == "queues" else ())}:
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            (tmp_path / name).unlink(missing_ok=True)
+        noted = any(f"stratalog verify {tmp_path}" in note for note in map_store(tmp_path, settings=given).notes)
+        assert noted == (is_lost and (left != SNAPSHOT or noted_log(tmp_path, Disk()) is not None))
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def put_and_lose(root: Path, left: tuple[str, ...], *, is_clean: bool) -> Path:
+    """300 messages, of whose log the first two files are there, and of the rest what is `left`."""
     with stratalog.open(root, **SETTINGS) as store:
         for number in range(300):
-            store.put("late", b"%d" % number * 20)
-    newest = sorted((root / "commitlog").iterdir())
-    for path in newest[2:]:
+            store.put("late", b"%d" % number * 20, keys=f"k{number}")
+    for path in sorted((root / "commitlog").iterdir())[2:]:
         path.unlink()
-    before = derived(root)
-    if is_clean:
-        with pytest.raises(CorruptData, match=r"the log ends at offset 32,768, .*run `stratalog repair"):
-            rebuild(root, settings=GIVEN)
-        assert derived(root) == before
-        assert repair(plan_repair(root, settings=GIVEN)).ok
-        rebuild(root, settings=GIVEN)
-        with stratalog.open(root, **SETTINGS) as store:
-            assert store.put("late", b"next").queue_offset == 300
-    else:
+    for name in set(EVIDENCE) - set(left):
+        shutil.rmtree(root / name) if (root / name).is_dir() else (root / name).unlink()
+    if not is_clean:
         (root / "abort").touch()
-        rebuild(root, settings=GIVEN)
-        assert not [problem for problem in verify(root, settings=GIVEN).problems if problem.part == "queue"]
+    return root
 
 
 def log_place(root: Path, commit_log_offset: int) -> tuple[Path, int]:

@@ -4,9 +4,11 @@ has changed."""
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -457,6 +459,94 @@ def test_configuration_comes_back_from_its_backup_and_what_was_there_is_kept(roo
     mend(root)
     assert (root / "config" / "topics.json").read_text() == '{"topicConfigTable":{}}'
     assert (root / QUARANTINE / "topics.json").read_text() == '{"topicCon'
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Damage that can be inflicted again at the same place with other bytes; returns what a repair overwrites."""
+
+    kind: str
+    inflict: Callable[[Path, Pristine, int], bytes]
+
+
+def _overwritten(root: Path, pristine: Pristine, fill: int) -> bytes:
+    path, record = files(root)[0], pristine.records[5]
+    change(path, record.commit_log_offset, data := bytes([fill]) * len(record.data))
+    return data
+
+
+def _head_changed(root: Path, pristine: Pristine, fill: int) -> bytes:
+    record = pristine.records[5]
+    data = bytes([fill] * 4) + record.data[4:]
+    change(files(root)[0], record.commit_log_offset, data)
+    return data
+
+
+def _after_the_end(root: Path, pristine: Pristine, fill: int) -> bytes:
+    end = pristine.records[-1].commit_log_offset + len(pristine.records[-1].data)
+    change(files(root)[-1], end % FILE_SIZE, data := bytes([fill]) * 50)
+    return data
+
+
+def _file_after_the_end(root: Path, pristine: Pristine, fill: int) -> bytes:
+    path = root / "commitlog" / f"{len(files(pristine.root)) * FILE_SIZE:020d}"
+    path.write_bytes(data := bytes([fill]) * FILE_SIZE)
+    return data
+
+
+def _over_its_size(root: Path, pristine: Pristine, fill: int) -> bytes:
+    path = files(root)[1]
+    path.write_bytes(files(pristine.root)[1].read_bytes() + (data := bytes([fill]) * 50))
+    return data
+
+
+def _over_its_size_as_long_as_a_record(root: Path, pristine: Pristine, fill: int) -> bytes:
+    """The bytes over the file's size would be called like the range after it."""
+    path, first = files(root)[1], next(r for r in pristine.records if r.commit_log_offset == 2 * FILE_SIZE)
+    change(files(root)[2], 0, bytes([fill]) * len(first.data))
+    path.write_bytes(files(pristine.root)[1].read_bytes() + (data := bytes([fill + 1]) * len(first.data)))
+    return data
+
+
+def _config(root: Path, _: Pristine, fill: int) -> bytes:
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json.bak").write_text("{}")
+    (root / "config" / "consumerOffset.json").write_bytes(data := b"{" + bytes([fill]) * 9)
+    return data
+
+
+def _stray(root: Path, _: Pristine, fill: int) -> bytes:
+    (root / "commitlog" / "notes").write_bytes(data := bytes([fill]) * 9)
+    return data
+
+
+TWICE = (
+    Twice("cover", _overwritten), Twice("mend", _head_changed), Twice("cut", _after_the_end),
+    Twice("drop", _file_after_the_end), Twice("trim", _over_its_size),
+    Twice("trim", _over_its_size_as_long_as_a_record), Twice("config", _config), Twice("away", _stray),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["in place", "copied"])
+@pytest.mark.parametrize("twice", TWICE, ids=lambda twice: twice.inflict.__name__)
+def test_what_earlier_repairs_kept_stays_beside_what_a_repair_overwrites(
+    twice: Twice, is_copied: bool, root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    kept: list[bytes] = []
+    for number in range(3):
+        kept.append(twice.inflict(root, pristine, 65 + number * 2))
+        plan = plan_repair(root, settings=GIVEN)
+        assert twice.kind in [action.kind for action in plan.actions]
+        to = tmp_path / f"copy{number}" if is_copied else None
+        assert repair(plan, to=to).ok
+        root = to or root
+        there = [path.read_bytes() for path in (root / QUARANTINE).iterdir()]
+        assert all(any(data in found for found in there) for data in kept), f"repair {number} lost bytes"
+        for action in plan.actions:
+            if action.cover and action.size:
+                about = json.loads((root / QUARANTINE / f"{action.cover.name}.json").read_text())
+                assert (about["size"], about["position"]) == (action.size, action.position)
+                assert (root / QUARANTINE / f"{action.cover.name}.bytes").stat().st_size == action.size
 
 
 def test_a_store_that_changed_since_the_plan_is_not_touched(root: Path, pristine: Pristine) -> None:

@@ -585,3 +585,42 @@ def test_exchanged_queues_of_a_log_whose_first_file_is_gone_are_rebuilt(tmp_path
     assert served(tmp_path / "copy") == whole
     assert repair(plan_repair(root)).ok
     assert served(root) == whole
+
+
+@pytest.mark.parametrize("kind", ["plain", "batch"])
+@pytest.mark.parametrize("more", [-1, 0, 1, 3, 15])
+@pytest.mark.parametrize("own", [2, 3, 5, 20])
+def test_a_queue_file_of_another_store_tells_of_no_lost_message(tmp_path: Path, kind: str, own: int, more: int) -> None:
+    """Its units lead into the log's records, not to their beginnings."""
+    tree = "consumequeue" if kind == "plain" else "batchconsumequeue"
+    for name, count, size in (("store", own, 60), ("other", own + more, 77)):
+        with opened(tmp_path / name) as store:
+            if kind == "batch":
+                store.create_topic("t", queue_type="BatchCQ")
+            for number in range(count):
+                body = b"x" * size * (number % 7 + 1)
+                store.put("t", body) if kind == "plain" else store.queue("t").put_batch([body] * 2, unique_key="u")
+                store.put("u", b"y" * size * 3)
+    for path in (tmp_path / "other" / tree / "t" / "0").iterdir():
+        shutil.copyfile(path, tmp_path / "store" / tree / "t" / "0" / path.name)
+    plan = plan_repair(tmp_path / "store")
+    assert (plan.lost, plan.message_count) == ([], own * (1 if kind == "plain" else 2) + own)
+    assert repair(plan).ok
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_repair_makes_of_a_batch_record_agrees_with_itself(tmp_path: Path, size: int) -> None:
+    with opened(tmp_path / "whole") as store:
+        store.create_topic("bb", queue_type="BatchCQ")
+        queue = store.queue("bb")
+        receipts = [queue.put_batch([b"body"] * 4, tags="t", unique_key=f"U{number}") for number in range(4)]
+    begin, end = receipts[2].commit_log_offset, receipts[3].commit_log_offset
+    for at in range(end - 60, end - size):
+        shutil.copytree(tmp_path / "whole", tmp_path / "store")
+        change(log_path(tmp_path / "store"), at, bytes(size))
+        plan = plan_repair(tmp_path / "store")
+        assert repair(plan).ok, at - begin
+        again = plan_repair(tmp_path / "store")
+        assert (again.actions, again.message_count) == ([], plan.message_count), at - begin
+        assert plan.message_count + plan.lost_count == 16
+        shutil.rmtree(tmp_path / "store")

@@ -261,6 +261,26 @@ def test_a_noted_size_holds_against_the_only_file(more: int, crashed: bool, tmp_
         assert [message.body for message in store.queue("t").read()] == [b"one"]
 
 
+@pytest.mark.parametrize("more", [100, 20, -20, -1320, -1300, 1])
+@pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
+def test_a_noted_size_holds_against_the_only_index_file(more: int, crashed: bool, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        for number in range(30):
+            store.put("t", b"one", keys=[f"k{number}"])
+    if crashed:
+        (tmp_path / "abort").touch()
+    (path,) = (tmp_path / names.INDEX).iterdir()
+    note = (tmp_path / names.SIZES).read_bytes()
+    os.truncate(path, path.stat().st_size + more)
+    assert not verify(tmp_path).ok
+    with pytest.raises(ConfigurationError, match="the index files have"):
+        stratalog.open(tmp_path)
+    assert (tmp_path / names.SIZES).read_bytes() == note
+    assert repair(plan_repair(tmp_path)).ok
+    with stratalog.open(tmp_path, **TINY) as store:
+        assert all(store.query("t", key=f"k{number}") for number in range(30))
+
+
 def test_verify_takes_the_sizes_that_opening_takes(tmp_path: Path) -> None:
     """RocketMQ makes an index file with its first message, with keys or without: it shows its length alone."""
     with stratalog.open(tmp_path, **TINY, **QUIET) as store:
@@ -272,3 +292,14 @@ def test_verify_takes_the_sizes_that_opening_takes(tmp_path: Path) -> None:
     assert report.ok
     assert "max_hash_slot_num=50" in report.notes[0]
     assert not plan_repair(tmp_path).actions
+
+
+@pytest.mark.parametrize("setting", ["max_hash_slot_num", "max_index_num"])
+def test_an_index_that_was_built_with_a_given_size_is_opened_with_it(setting: str, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    rebuild(tmp_path, settings=StoreSettings(**{setting: 2 * TINY[setting]}))
+    assert verify(tmp_path).ok
+    with stratalog.open(tmp_path) as store:
+        assert getattr(store.settings, setting) == 2 * TINY[setting]
+        assert store.query("t", key="k")

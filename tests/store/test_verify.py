@@ -1,5 +1,7 @@
 """`verify`: a healthy store has no problem; each kind of damage is found where it was planted."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,21 @@ import pytest
 
 import stratalog
 from golden.cases import golden_case
+from store.kinds import KINDS, SIZES, Kind
 from store.model import QUIET, SMALL, crash_copy, log_files
+from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.layout.checkpoint import SEAL_POSITION
 from stratalog.layout.index import HEADER, ITEM, SLOT, items_position, slots_position
 from stratalog.layout.message import HEAD
+from stratalog.layout.names import (
+    ABORT,
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    LOCK,
+)
 from stratalog.layout.queue import UNIT
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_report import VerifyReport
@@ -344,6 +356,26 @@ def test_tags_that_5_3_leaves_out_are_a_note_wherever_it_wrote(put_by_turns: int
     assert any("no items for the tags" in note for note in report.notes)
 
 
+def test_an_index_of_ours_is_not_taken_for_one_of_5_3(root: Path, tmp_path: Path) -> None:
+    """Neither where it is behind nor where one byte of it was changed."""
+    path = index_file(root, -1)
+    data = path.read_bytes()
+    items = HEADER.unpack(data).next_item
+    for position in range(ITEMS + ITEM.size, ITEMS + 9 * ITEM.size):
+        flip(path, position)
+        assert not any("before 5.4" in note for note in check(root).notes), position
+        path.write_bytes(data)
+    (root / "abort").touch()
+    for lost in range(1, 12):
+        path.write_bytes(data)
+        with path.open("r+b") as file:
+            file.seek(HEADER.position("next_item"))
+            file.write((items - lost).to_bytes(4))
+        report = check(root)
+        assert not any("before 5.4" in note for note in report.notes), lost
+        assert (report.ok, report.index_items_behind) == (True, lost)
+
+
 def test_a_log_file_of_a_crashed_store_that_was_replaced_is_a_problem(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with stratalog.open(tmp_path / "running", **SMALL, **QUIET) as store:
@@ -359,3 +391,48 @@ def test_a_log_file_of_a_crashed_store_that_was_replaced_is_a_problem(tmp_path: 
             report = verify(root)
             assert report.problems
             assert all("commitlog" in problem.next_step for problem in report.problems)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("is_crashed", [False, True], ids=["closed", "crashed"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_cannot_be_read_is_told_once_and_neither_compared_nor_counted(
+    kind: Kind, is_crashed: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    kind.made(root)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text("{}")
+    if is_crashed:
+        (root / ABORT).touch()
+    settings = StoreSettings.make(SIZES | kind.settings)
+    whole = verify(root, settings=settings)
+    assert whole.ok, whole.problems[:3]
+    hidden = [""]
+
+    def refusing(call: Any) -> Any:
+        def called(path: Any, *given: Any, **named: Any) -> Any:
+            if hidden[0] and f"{path}/".startswith(f"{hidden[0]}/"):
+                raise OSError(code, os.strerror(code), str(path))
+            return call(path, *given, **named)
+
+        return called
+
+    monkeypatch.setattr(os, "open", refusing(os.open))
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if name in (LOCK, "file-sizes.json"):
+            continue
+        hidden[0] = str(path)
+        report = verify(root, settings=settings)
+        hidden[0] = ""
+        assert [problem.path for problem in report.problems] == [str(path)], (name, report.problems)
+        assert (report.units_behind, report.index_items_behind) == (0, 0), name
+        if not name.startswith((COMMIT_LOG, ABORT)):
+            assert report.notes == whole.notes or name.startswith(INDEX), name
+            assert report.record_count == whole.record_count
+            lacks = whole.unit_count - report.unit_count, whole.index_item_count - report.index_item_count
+            place = name.partition("/")[0]
+            is_queue, is_index = place in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE), place == INDEX
+            assert (lacks[0] > 0, lacks[1] > 0) == (is_queue, is_index), (name, lacks)

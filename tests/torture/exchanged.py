@@ -29,6 +29,7 @@ from stratalog.layout.names import (
     CONSUME_QUEUE,
     CONSUME_QUEUE_EXT,
     INDEX,
+    LOCK,
     SNAPSHOT,
 )
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
@@ -207,7 +208,7 @@ def judge(base: Base, root: Path, what: str) -> bool:
     strays = stray_records(root)
     if strays and report.ok:
         raise Undetected(f"{what}: {strays} whole records follow the log's end, verify finds no problem")
-    was_closed = not (root / ABORT).exists()
+    before = contents(root)
     for mode in ("r", "w"):
         try:
             with stratalog.open(root, mode=mode, **base.settings) as store:
@@ -215,14 +216,20 @@ def judge(base: Base, root: Path, what: str) -> bool:
         except StratalogError as error:
             if report.ok:
                 raise Undetected(f"{what}: verify finds no problem, opening does: {error}") from error
-            if was_closed and (root / ABORT).exists():
-                raise Undetected(f"{what}: opening was refused, and the store no longer counts as closed") from error
+            if contents(root) != before:
+                raise Lost(f"{what}: opening was refused, and files changed") from error
             return True
         if strays and mode == "w" and stray_records(root) < strays:
             raise Lost(f"{what}: opening cut {strays} whole records off that follow the log's end in other places")
         if left and report.ok:
             raise Lost(f"{what}: opened with {mode}, verify finds no problem, and {left[0]} is not served")
     return False
+
+
+def contents(root: Path) -> dict[Path, bytes | bool]:
+    """All files; the lock and the marker of an unclean stop hold what the last process wrote."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.name != LOCK]
+    return {path: path.name == ABORT or path.read_bytes() for path in paths}
 
 
 def stray_records(root: Path) -> int:

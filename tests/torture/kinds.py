@@ -194,7 +194,7 @@ class Judge:
         try:
             store = self.original.kind.open(self.root, mode="r")
         except CorruptData as error:
-            if not any(word in str(error) for word in ("remove", "stratalog repair", "it was cut")):
+            if not any(word in str(error) for word in ("move", "stratalog repair", "it was cut")):
                 raise
             self.found["not opened, and told why"] += 1
             raise _Refused from None

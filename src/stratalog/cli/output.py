@@ -69,6 +69,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def before_log(count: int) -> str:
+    """Messages that queues name and the log does not reach back to."""
+    return f"{counted(count, 'message')} in front of the log's first file: removed by retention, or lost with a file"
+
+
 def seconds_text(seconds: float) -> str:
     """A duration: 85 µs, 1.3 ms, 4.2 s, 3:07 min."""
     if seconds < 0.001:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.output import before_log, clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
@@ -53,9 +53,12 @@ def repair(
     if yes and to is None and not in_place:
         raise typer.BadParameter("say where with --to DIR or --in-place")
     warm_up()
+    from stratalog.tools.repair import check_target
     from stratalog.tools.repair import repair as mend
     from stratalog.tools.repair_plan import plan_repair
 
+    if to is not None:
+        check_target(store, to)
     with Progress("look") as progress:
         plan = plan_repair(store, settings=settings_of(given, conf), progress=progress)
     if not yes:
@@ -78,10 +81,15 @@ def repair(
 
 
 def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, seconds: float, *, as_json: bool) -> None:
+    placeholder_count = report.record_count - plan.whole_count
     if as_json:
-        show_json(_plan_json(plan) | {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count})
+        done = {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count}
+        show_json(_plan_json(plan) | done | {"placeholders": placeholder_count})
     else:
-        print(f"\n{result}; {report.record_count:,} records ({seconds_text(seconds)})")
+        held = f"{plan.whole_count:,} records" + (
+            f" and {placeholder_count:,} placeholders" if placeholder_count else ""
+        )
+        print(f"\n{result}; {held} ({seconds_text(seconds)})")
 
 
 def rebuild(
@@ -172,6 +180,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "lost": [lost_json(message) for message in plan.lost],
         "unplaced": plan.unplaced_count,
         "beforeTheLog": plan.gone_count,
+        "logReached": plan.known_end or plan.report.log_end,
         "cannotBeMended": plan.unmended,
     }  # fmt: skip
 
@@ -194,13 +203,19 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:
         shown["lost"] = _lost_text(plan)
+    if plan.known_end:
+        shown["cut short"] = (
+            f"the log reached offset {plan.known_end:,} and ends at {report.log_end:,}: of the messages between them "
+            "only those named as lost are known, and keep their queue offsets"
+        )
     if plan.unplaced_count:
         what = counted(plan.unplaced_count, "whole record")
         shown["unplaced"] = f"{what}, set aside: the place in a queue that it names is another record's, or cannot be"
     if plan.gone_count:
-        what = counted(plan.gone_count, "message")
-        shown["before it"] = f"{what} in front of the log's first file: removed by retention, or lost with a file"
+        shown["before it"] = before_log(plan.gone_count)
     print(pairs(shown))
+    if report.is_live:
+        print("\nnote: the store is open: stop the process that has it before the repair, and look again then")
     for note in report.notes:
         print(f"\nnote: {clean(note)}")
     for fault in plan.unmended:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratalog.cli.output import clean, complain, counted, pairs, seconds_text, show_json, size_text
+from stratalog.cli.output import before_log, clean, complain, counted, pairs, seconds_text, show_json, size_text
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.errors import StratalogError
@@ -46,7 +46,7 @@ def verify(
     try:
         with Progress("verify") as progress:
             report = check(store, settings=settings_of(given, conf), threads=threads, progress=progress)
-    except (StratalogError, OSError) as error:
+    except StratalogError as error:
         complain(str(error))
         raise typer.Exit(UNREADABLE) from None
     seconds = time.perf_counter() - begin
@@ -73,6 +73,8 @@ def summary(report: "VerifyReport", seconds: float) -> str:
             f"{report.units_behind:,} units and {report.index_items_behind:,} index items are not written yet: "
             "the store is open, or was not closed; opening it for writing adds them"
         )
+    if report.gone_count:
+        rows["before it"] = before_log(report.gone_count)
     rows["result"] = "no problem" if report.ok else counted(report.problem_count, "problem")
     return pairs(rows)
 

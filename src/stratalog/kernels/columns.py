@@ -34,8 +34,9 @@ _VALUE_KINDS = ("body", "properties", "tags", "keys", "uniqueKey", "bornHost", "
 _NAMED = frozenset({"tags", "keys", "uniqueKey"})
 _HOSTS = frozenset({"bornHost", "storeHost"})
 
-_US_PER_MS = 1000
-_MS_MAX = (2**63 - 1) // _US_PER_MS
+US_PER_MS = 1000
+MS_MAX = (2**63 - 1) // US_PER_MS
+"""The latest time that a column holds, its negative the earliest: what is beyond becomes that."""
 _ARROW_SIZE_MAX = 2**31 - 1
 
 
@@ -50,7 +51,7 @@ def _decode_fixed(record: int, born: int, store: int, row: int, fixed: Int64Arra
         elif kind == _KIND_I64:
             store_le_i64(out + 8 * row, load_i64(at))
         else:
-            store_le_i64(out + 8 * row, min(max(load_i64(at), -_MS_MAX), _MS_MAX) * _US_PER_MS)
+            store_le_i64(out + 8 * row, min(max(load_i64(at), -MS_MAX), MS_MAX) * US_PER_MS)
 
 
 @part

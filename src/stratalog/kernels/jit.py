@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from stratalog.helpers import helpers
+from stratalog.helpers import undisturbed
 from stratalog.kernels.cache import distrust
 from stratalog.kernels.halfcompiled import PartCompiler
 
@@ -85,38 +85,8 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     by zero is not checked and array indices are not either.
     """
     dispatcher = _cached(lambda cache: numba.njit(cache=cache, **_OPTIONS)(function))
-    dispatcher._compile_for_args = _undisturbed(dispatcher._compile_for_args)  # asked for what is not compiled yet
+    dispatcher._compile_for_args = undisturbed(dispatcher._compile_for_args)  # asked for what is not compiled yet
     return cast(Callable[_P, _R], dispatcher)
-
-
-def _undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile where no signal handler runs: not in the main thread. numba and llvmlite acquire their locks in Python; a
-    handler that raises there (Ctrl-C while a kernel is compiled) leaves one held, and every other thread hangs."""
-
-    def run(*args: Any, **named: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            return work(*args, **named)
-        outcome: list[Any] = []
-
-        def compile_it() -> None:
-            try:
-                outcome[:] = work(*args, **named), None
-            except BaseException as error:  # noqa: BLE001 - raised where it was asked for
-                outcome[:] = None, error
-
-        thread = threading.Thread(target=compile_it, name="stratalog-compile", daemon=True)
-        helpers.add(thread)
-        try:
-            thread.start()
-            thread.join()
-        finally:
-            helpers.discard(thread)
-        result, error = outcome
-        if error:
-            raise error
-        return result
-
-    return run
 
 
 def _cached(decorate: Callable[[bool], Any]) -> Any:
@@ -190,7 +160,7 @@ class Native:
         if not HOLDS_THE_GIL:
             raise NotImplementedError("needs a CPython with a global interpreter lock")
         with _native_lock:
-            definition = self._definition = self._definition or _undisturbed(self._compiled)()
+            definition = self._definition = self._definition or undisturbed(self._compiled)()
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
         return cast(Callable[..., Any], make(ctypes.addressof(definition), owner, None))

@@ -165,9 +165,10 @@ def append_batch(
         raise IllegalMessage(f"{shown(batch)}: give a RecordBatch or a Table of pyarrow")
     topic = topic if topic is None else exact_text("topic", topic)
     queue_id = queue_id if queue_id is None else check_queue_id(queue_id)
-    if batch.num_rows == 0:
-        return {}
     _check_columns(batch)
+    if batch.num_rows == 0:
+        store.log.check_appendable()
+        return {}
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
     if not all(queue.is_batchable for queue in queues):
         raise IllegalMessage(
@@ -199,14 +200,18 @@ def append_batch(
 
 
 def _check_columns(batch: pa.RecordBatch) -> None:
-    """Raise `IllegalMessage` for a batch with two columns of a name, or one that is used and no valid Arrow data: Arrow
-    does not look into what it reads, and kernels and casts follow its offsets wherever they lead."""
+    """Raise `IllegalMessage` for a batch without bodies, with two columns of a name, or one that is used and no valid
+    Arrow data: Arrow does not look into what it reads, and kernels and casts follow its offsets wherever they lead."""
     try:
         names = batch.schema.names
     except UnicodeDecodeError as error:
         raise IllegalMessage(f"the name of a column is no UTF-8 ({error}); nothing was written") from None
     if twice := [name for name in names if names.count(name) > 1]:
         raise IllegalMessage(f"there are two columns {twice[0]!r}: drop one; nothing was written")
+    if "body" not in names:
+        raise IllegalMessage("the batch has no column 'body'; nothing was written")
+    if not batch.num_rows:  # it may have no offsets at all
+        return
     try:
         batch.validate()
     except pa.ArrowException as error:
@@ -268,8 +273,6 @@ def _queues_of(
 
 
 def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
-    if "body" not in batch.schema.names:
-        raise IllegalMessage("the batch has no column 'body'")
     offsets, data = _text("body", batch.column("body"), pa.binary())
     rows = _Rows(batch.num_rows, offsets, data)
     columns: dict[str, pa.Array] = {}

@@ -76,6 +76,16 @@ class BatchQueue:
             last = self._unit(self._end - 1)
             self.end_offset = last.base_offset + last.batch_size
 
+    def given_end(self, log_end: int) -> int:
+        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound."""
+        for _, data in self._files.newest_first():
+            units = np.frombuffer(data, BATCH_UNIT.dtype, len(data) // _SIZE)
+            offsets = units["commit_log_offset"]
+            known = units[(units["size"] > 0) & (offsets >= 0) & (offsets < log_end) & (units["batch_size"] > 0)]
+            if known.size:
+                return int(known[-1]["base_offset"]) + int(known[-1]["batch_size"])
+        return self.end_offset
+
     def _sound_end(self, starts: Sequence[int]) -> int:
         """Number of the first unit that is zeros, or that is not after those before it in the log or in the queue."""
         newest, next_offset = -1, 0

@@ -69,6 +69,8 @@ class CommitLog:
         self._next_files = NextFiles(disk, directory, file_size)
         self.on_step: Callable[[], None] = lambda: None
         self._files: list[MappedFile] = []
+        self._empty: Path | None = None
+        """A last file without its length: RocketMQ would refuse it."""
         self._stamp: Stamp = 0, 0, 0
         self._failure: StratalogError | None = None
         self._stopped: StoreClosed | None = None
@@ -106,7 +108,10 @@ class CommitLog:
         """Map the files of the directory. Every one counts as full until recovery says where the log ends."""
         self._disk.clear_unfinished(self.directory)
         self._stamp = self._disk.stamp(str(self.directory))
-        names = _checked_names(self._disk, self.directory, self.file_size)
+        sizes = self._disk.files(self.directory)
+        names = _checked_names(self.directory, sizes, self.file_size)
+        last = max((name for name in sizes if offset_of(name) is not None), default="")
+        self._empty = self.directory / last if last and not sizes[last] else None
         for name in names:
             if self._files:  # only the last is written to: the others need no descriptor
                 self._files[-1].release()
@@ -162,6 +167,9 @@ class CommitLog:
             file.close()
             self._disk.remove(file.path)
         del self._files[keep:]
+        if self._empty:
+            self._disk.remove(self._empty)
+            self._empty = None
         if self._files:
             tail = end_offset - self.first_offset - (keep - 1) * self.file_size
             if not (self._disk.read_only or is_zeroed) and _zero_behind(self._files[-1], tail):
@@ -190,7 +198,7 @@ class CommitLog:
         Raises `StoreFailed`, `StoreClosed`, `StoreReadOnly` or `DiskFull`. The caller has made sure that the record
         fits into a file at all.
         """
-        self._check_appendable()
+        self.check_appendable()
         if self.limit < 0:
             self.settle()
         position = self.end_offset - self.base
@@ -237,7 +245,8 @@ class CommitLog:
         """Log offset after the newest file."""
         return self.first_offset + len(self._files) * self.file_size
 
-    def _check_appendable(self) -> None:
+    def check_appendable(self) -> None:
+        """Raise what a put would when the log is closed, failed, or open for reading only."""
         if reason := self._stopped or self._failure:
             raise reason.with_traceback(None)  # or the traceback grows with each refused put
 
@@ -245,7 +254,7 @@ class CommitLog:
         """Make the files that records of these sizes, in this order, will roll into: then no full disk can stop them
         half way. Raises what `position_for` raises; nothing is there then that was not before.
         """
-        self._check_appendable()
+        self.check_appendable()
         whole = self.file_size - BLANK.size
         room = whole - (self.end_offset - self.base) if self._files else 0
         ends = np.cumsum(record_sizes)
@@ -381,14 +390,14 @@ def log_file_size(disk: Disk, directory: Path) -> int | None:
     return max(sizes) if any(sizes) else None
 
 
-def _checked_names(disk: Disk, directory: Path, file_size: int) -> list[str]:
+def _checked_names(directory: Path, sizes: dict[str, int], file_size: int) -> list[str]:
     """The log's file names in order, after checking that all have the right size and none is missing.
 
-    A zero-length last file (created, not yet allocated when the power went) is removed.
+    A zero-length last file (created, not yet allocated when the power went) is left out.
     """
-    files = [(name, size) for name, size in disk.files(directory).items() if offset_of(name) is not None]
+    files = [(name, size) for name, size in sizes.items() if offset_of(name) is not None]
     if files and files[-1][1] == 0:
-        disk.remove(directory / files.pop()[0])
+        files.pop()
     expected: int | None = None
     for name, size in files:
         offset = int(name)

@@ -58,6 +58,16 @@ class ConsumeQueue:
         while len(self._files.starts) > 1 and self._files.starts[-1] >= self.end_offset * UNIT.size:
             self._files.remove_last()
 
+    def given_end(self, log_end: int) -> int:
+        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound."""
+        for start, data in self._files.newest_first():
+            units = np.frombuffer(data, UNIT.dtype, len(data) // UNIT.size)
+            offsets = units["commit_log_offset"]
+            known = np.flatnonzero((units["size"] > 0) & (offsets >= 0) & (offsets < log_end))
+            if known.size:
+                return start // UNIT.size + int(known[-1]) + 1
+        return self.end_offset
+
     def _sound_end(self, starts: Sequence[int]) -> int:
         """Queue offset of the first unit in these files that is zeros, or that points to an older record than one
         before it."""

@@ -524,7 +524,7 @@ def lock_owner(path: Path) -> str | None:
     """Process id of who holds the store's lock, None when nobody does. The kernel knows it of RocketMQ; a process of
     ours leaves it in the abort mark."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             asked = bytes(_Flock(fcntl.F_WRLCK, os.SEEK_SET, 0, 1))
             found = _Flock.from_buffer_copy(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))

@@ -31,6 +31,10 @@ from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
 
+RESTORE_LOG = (
+    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
+    "batchconsumequeue/, consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
+)
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _QUEUES_ASKED = 8
@@ -40,8 +44,7 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
     """Raise `CorruptData` when log files and queues are of different stores: which ones are right nobody can tell."""
     if not log.files and any(queue.last_unit() for queue in dispatcher.queues.values()):
         raise CorruptData(
-            "the queues hold messages but the log has no file: restore commitlog/, or remove consumequeue/ and index/ "
-            "to begin with an empty store",
+            f"the queues hold messages but the log has no file: {RESTORE_LOG}",
             path=str(log.directory),
         )
     for file in log.files:
@@ -56,8 +59,8 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
             raise CorruptData(
                 f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
                 f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
-                "right file back; or, to keep this one, remove consumequeue/, index/ and checkpoint: they are built "
-                "again from the log",
+                "right file back; or, to keep this one, move consumequeue/, batchconsumequeue/, index/ and checkpoint "
+                "away: they are built again from the log",
                 path=str(file.path),
                 position=0,
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.errors import CorruptData, IllegalMessage, command
 from stratalog.layout.names import CONSUME_QUEUE_EXT
 from stratalog.layout.queue import (
     EXTENSION_ADDRESS_BASE,
@@ -58,6 +58,7 @@ class ExtensionFiles:
             root, f"{CONSUME_QUEUE_EXT}/{topic}/{queue_id}", files, disk, file_size=file_size,
             setting="mapped_file_size_consume_queue_ext",
         )  # fmt: skip
+        self._rebuild = command("rebuild", root, "--yes")
         self.end = 0
 
     def load(self) -> bool:
@@ -74,8 +75,7 @@ class ExtensionFiles:
                 bitmap = self._files.read(position + _SIZE, unit.bitmap_size) if unit.bitmap_size else None
                 return Extension(unit.tags_code, unit.store_timestamp, bitmap)
         raise CorruptData(
-            "no extension unit where a queue unit points; close the store, remove consumequeue/ and consumequeue_ext/ "
-            "and open it again: they are rebuilt",
+            f"no extension unit where a queue unit points; close the store and run {self._rebuild}",
             path=str(self._files.path(position)),
             position=position % self._files.file_size,
         )

@@ -304,13 +304,15 @@ class Index:
                 count += 1
         return count
 
-    def has_keys(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> bool:
-        """Whether any of these records has a key: tries to enter one into an index of one item."""
+    def has_keys(
+        self, address: int, positions: NDArray[np.int64], count: int, base_offset: int, *, with_tags: bool
+    ) -> bool:  # fmt: skip
+        """Whether any of these records has a key (or tags): tries to enter one into an index of one item."""
         header = np.array([0] * _NEXT_ITEM + [1], np.int64)
         scratch = np.zeros(file_size(1, 2), np.uint8)
         put_keys(
             address, positions, 0, count, base_offset, scratch.ctypes.data, scratch.ctypes.data + items_position(1),
-            1, 2, header, self.with_tags, 0,
+            1, 2, header, with_tags, 0,
         )  # fmt: skip
         return bool(header[_NEXT_ITEM] > 1)
 

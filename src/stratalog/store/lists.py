@@ -119,6 +119,7 @@ def put_list(
     if len(texts) != count or (flags is not None and len(flags) != count):
         raise IllegalMessage(f"{count} bodies need as many properties (or one text for all) and flags")
     if not count:
+        store.log.check_appendable()
         return []
     if isinstance(properties, bytes):
         _check_not_delayed(queue.topic, properties)

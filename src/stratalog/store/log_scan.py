@@ -253,7 +253,7 @@ class LogScan:
         return CorruptData(
             f"the log ends at offset {end:,}, but it once held messages up to {self._vouched_end:,}: restore what is "
             f"missing. To go on without those messages, run {command('repair', self._log.directory.parent)}: it keeps "
-            "their queue offsets",
+            "the queue offsets that the queues still tell",
             path=str(self._log.directory),
             position=end,
         )

@@ -24,6 +24,7 @@ from stratalog.errors import (
     StratalogError,
     partly_put,
 )
+from stratalog.helpers import imported
 from stratalog.kernels import put as native_put
 from stratalog.kernels.aside import ready_or_started
 from stratalog.kernels.put_words import StoreWords
@@ -85,20 +86,17 @@ _KEEPS_PER_INDEX_HEADER = 15
 
 
 def _pieces(batch: Any) -> "list[pa.RecordBatch]":
-    import pyarrow as pa
-
-    if isinstance(batch, pa.Table):
-        return list(batch.to_batches())
-    if isinstance(batch, pa.RecordBatch):
+    pa = imported("pyarrow")
+    if issubclass(type(batch), pa.Table):
+        return list(batch.to_batches()) or [pa.RecordBatch.from_pylist([], schema=batch.schema)]
+    if issubclass(type(batch), pa.RecordBatch):
         return [batch]
     raise IllegalMessage(f"batch {shown(batch)}: give a pyarrow RecordBatch or Table; nothing was written")
 
 
 @loads("the batch cannot be put")
 def _append_batch() -> "Callable[..., dict[tuple[str, int], range]]":
-    from stratalog.store.arrow import append_batch
-
-    return loads("the batch cannot be put")(append_batch)
+    return loads("the batch cannot be put")(imported("stratalog.store.arrow").append_batch)
 
 
 class MessageStore(Uncopied):
@@ -181,14 +179,15 @@ class MessageStore(Uncopied):
             if self.index:
                 self.index.sizes()  # raises before anything is changed
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
-            if not clean:  # the crash may have been between a file's creation and the flush of its name
+            if self.log.files and not clean:  # the crash may have been between a file's creation and its name's flush
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
         try:
             self.recovery = recover(
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
                 may_be_torn=not clean or bool(damages), untouched=untouched,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-                invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
+                accept=self.queue_set.files.settle, invalidate=lambda: self._invalidate(checkpoint.seal),
+                beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):
             if clean and not self._disk.read_only and not self._is_invalidated:  # nothing was changed yet
@@ -203,6 +202,7 @@ class MessageStore(Uncopied):
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return
+        self._disk.make_directory(self.log.directory)
         if not self._disk.is_draft:
             self.recovery.warn_of_damage(self.root)
         if self.recovery.warning:
@@ -408,9 +408,9 @@ class MessageStore(Uncopied):
         born_host: Host | None,
     ) -> Sequence[Receipt]:
         """What `Queue.put_many` does after its checks, without the flush wait."""
-        from stratalog.store.lists import put_list
-
-        return put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
+        lists = imported("stratalog.store.lists")
+        receipts: Sequence[Receipt] = lists.put_list(self, queue, bodies, properties, flags, born_timestamp, born_host)
+        return receipts
 
     async def put_async(
         self,
@@ -428,17 +428,22 @@ class MessageStore(Uncopied):
 
         Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
-        if properties is not None and type(properties) is not dict:
-            properties = exact_properties(properties)
         futures = None
         if self.settings.flush == "sync":  # before anything is stored
             check_loop()
             futures = self._futures or self._start_futures()
-        receipt = self.queue(topic, queue_id).put(
-            body, tags=tags, keys=keys, unique_key=unique_key, properties=properties, born_timestamp=born_timestamp,
-            wait=False,
+            if properties is not None:
+                properties = {**properties} if type(properties) is dict else exact_properties(properties)
+                for name in properties:
+                    if type(name) is not str or name == WAIT:
+                        properties = exact_properties(properties)
+                        futures = futures if is_wait(properties.get(WAIT)) else None
+                        break
+        receipt = self.put(
+            topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
+            born_timestamp=born_timestamp, wait=False,
         )  # fmt: skip
-        if futures and not (properties and not is_wait(properties.get(WAIT))):
+        if futures:
             await futures.durable(receipt.end_offset)
         return receipt
 
@@ -753,10 +758,8 @@ class MessageStore(Uncopied):
         self, queue: Queue, first: int | None = None, *, count: int = 1 << 20, columns: Iterable[str] | None = None
     ) -> "pa.RecordBatch":
         """What `Queue.read_arrow` does."""
-        from stratalog.store.arrow import read_arrow
-
         check_type("queue", queue, Queue, "give a queue of this store, as store.queue(topic) returns")
-        return read_arrow(self, queue, first, count, columns)
+        return imported("stratalog.store.arrow").read_arrow(self, queue, first, count, columns)
 
     def message(self, commit_log_offset: int) -> Message:
         """The message at a log offset, as message ids name it: the record, be it a batch or in light queues as well.

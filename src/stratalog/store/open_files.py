@@ -3,6 +3,7 @@
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stratalog.errors import StoreClosed, StoreFailed, StoreUnavailable
@@ -29,6 +30,7 @@ class OpenFiles:
         self._count_max = min(count_max, max(1, open_files_max() // 4))
         self._locks = (locks or StoreLocks()).files
         self._is_closed = False
+        self._held: list[Callable[[], None]] | None = None
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
         self._dirty: set[Path] = set()
         self._dirty_directories: set[Path] = set()
@@ -120,7 +122,21 @@ class OpenFiles:
             self._dirty.add(path)
             file.write(position, data)
 
+    def hold(self) -> None:
+        """Let files be removed and zeroed at `settle` only: an opening that is refused must not change them. Nothing
+        is written until then."""
+        self._held = []
+
+    def settle(self) -> None:
+        """Do what was held back; from now on nothing is."""
+        held, self._held = self._held or [], None
+        for change in held:
+            change()
+
     def zero_from(self, path: Path, position: int) -> None:
+        if self._held is not None:
+            self._held.append(partial(self.zero_from, path, position))
+            return
         with free(*self._locks):
             file = self._get(path)
             self._check()
@@ -157,13 +173,16 @@ class OpenFiles:
                 raise
             raise failed(f"flush of {directory}", error) from error
 
-    def drop(self, path: Path) -> None:
-        """Forget a file that is about to be removed."""
+    def remove(self, path: Path) -> None:
+        if self._held is not None:
+            self._held.append(partial(self.remove, path))
+            return
         with free(*self._locks):
             self._dirty.discard(path)
             file = self._files.pop(path, None)
             if file is not None:
                 file.close()
+        self._disk.remove(path)
 
     def close(self) -> None:
         with free(*self._locks):

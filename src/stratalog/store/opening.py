@@ -107,7 +107,7 @@ def open_store(
 def _locked(root: Path, disk: Disk) -> Callable[[], None]:
     """Take the lock before anything is read: else what was read may be of before another process wrote."""
     if not disk.read_only:
-        disk.make_directory(root / names.COMMIT_LOG)
+        disk.make_directory(root)
     return disk.lock(root / names.LOCK)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from fastcrc import crc32 as _crc32
 
 from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange, StratalogError, partly_put
-from stratalog.helpers import helpers
+from stratalog.helpers import helpers, imported
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
@@ -84,9 +84,8 @@ _SEPARATORS = (NAME_END + VALUE_END).encode()
 
 @loads("messages cannot be counted")
 def _estimate_count() -> "Callable[[Queue, int, int, str], int]":
-    from stratalog.store.counting import estimate_count
-
-    return estimate_count
+    function: Callable[[Queue, int, int, str], int] = imported("stratalog.store.counting").estimate_count
+    return function
 
 
 class Queue(Uncopied):
@@ -331,7 +330,8 @@ class Queue(Uncopied):
     def append(self, batch: "pa.RecordBatch | pa.Table") -> range:
         """Append the rows of an Arrow batch to this queue and return their queue offsets. See `MessageStore.append`."""
         offsets = self.store.append(batch, topic=self.topic, queue_id=self.queue_id)
-        return offsets[self.topic, self.queue_id]
+        end = self.next_offset
+        return offsets.get((self.topic, self.queue_id), range(end, end))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -365,6 +365,7 @@ class Queue(Uncopied):
         Raises `CorruptData` when there is nothing where it points.
         """
         queue_offset = exact_int("queue_offset", queue_offset, ConfigurationError)
+        self.store.catch_up()
         units = self.store.units_of(self)
         return units.extension(units.unit(queue_offset)[2]) if isinstance(units, ExtendedQueue) else None
 

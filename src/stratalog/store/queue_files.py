@@ -1,5 +1,6 @@
 """Files of equal size that hold a queue's bytes one after the other: what all kinds of queues stand on."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class QueueFiles:
             if start is None:
                 continue
             if size == 0:  # RocketMQ creates a file before it gives it its length: it was killed in between
-                self._disk.remove(self.directory / name)
+                self._files.remove(self.directory / name)
                 continue
             if size != self.file_size:
                 raise CorruptData(
@@ -54,6 +55,13 @@ class QueueFiles:
                     self.remove_last()
                 return False
         return True
+
+    def newest_first(self) -> Iterator[tuple[int, bytes]]:
+        """First position and bytes of each file in the directory, also of those that `load` left out."""
+        for name, size in reversed(self._disk.files(self.directory).items()):
+            start = offset_of(name)
+            if start is not None and size == self.file_size:
+                yield start, self._files.read(self.path(start), 0, self.data_end(start))
 
     @property
     def begin(self) -> int:
@@ -123,6 +131,4 @@ class QueueFiles:
         return self.read(position, size).count(0) == size
 
     def remove_last(self) -> None:
-        path = self.path(self.starts.pop())
-        self._files.drop(path)
-        self._disk.remove(path)
+        self._files.remove(self.path(self.starts.pop()))

@@ -57,6 +57,7 @@ class QueueSet:
 
     def load(self) -> None:
         """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
+        self.files.hold()
         self._extended = set(self._names(CONSUME_QUEUE_EXT))
         self._topics.look_at_trees()
         self.has_light_queues |= has_light_queues(self._root, self._disk, self._settings)

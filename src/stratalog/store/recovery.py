@@ -128,15 +128,17 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     may_be_torn: bool, untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
+    accept: Callable[[], None] = lambda: None, invalidate: Callable[[], None] = lambda: None,
+    may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `may_be_torn` says that a crash, this or an earlier one, may have kept a record from being written to its end.
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
-    vouched for. `invalidate` is called before what is there goes, because it is not what it was vouched for as. Raises
-    `CorruptData` when a part of the log is not there.
+    vouched for. `accept` is called when nothing will be refused any more, before the first change; `invalidate` before
+    what is there goes, because it is not what it was vouched for as. Raises `CorruptData` when a part of the log is not
+    there.
 
     Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
     log closely, up to an end that is presumed first (not without `may_presume`).
@@ -167,6 +169,10 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
+        told = {}  # by units that are about to go
+        if not beside_writer and (not intact or found.quarantined or report.quarantined):
+            told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
+        accept()
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         if not intact:
             invalidate()
@@ -180,7 +186,8 @@ def recover(
         _presume_end(log, end, None if clean else vouched_end)
         # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
         queues = [] if untouched and intact else list(dispatcher.queues.values())
-        ends = {queue: max(queue.offset_of(end), (torn or {}).get(queue, 0)) for queue in queues}
+        ends = {queue: max(queue.offset_of(end), (torn or {}).get(queue, 0), told.get(queue, 0)) for queue in queues}
+        known = {queue: max(queue.end_offset, (torn or {}).get(queue, 0)) for queue in queues if not beside_writer}
         kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
@@ -211,6 +218,13 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
                     f"the log has room for; {queue.end_offset:,} does"
                 )
+    ahead = [queue for queue, known_end in known.items() if queue.end_offset < known_end]
+    if ahead:
+        dispatcher.notes.append(
+            f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
+            f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {known[ahead[0]] - 1:,}. Those messages are lost, and "
+            "their offsets are given again"
+        )
     return report
 
 
@@ -238,7 +252,8 @@ def _load_index(
         vouched_end = seal.log_end_offset if seal else 0
         is_vouched = beside_writer or (clean and vouched_end == end_offset)
         index.load(end_offset, clean=clean, checked_from=end_offset if is_vouched else vouched_end)
-        intact = intact and _index_is_intact(seal, index, log, end_offset, clean=clean)
+        is_open = beside_writer and seal is None  # its writer builds what is missing
+        intact = intact and (is_open or _index_is_intact(seal, index, log, end_offset, clean=clean))
         if not intact:
             index.clear()
     return intact
@@ -277,26 +292,24 @@ def _write_again(log: CommitLog, begin: int, end: int) -> None:
 
 def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset: int, *, clean: bool) -> bool:
     """The same for the index. After a crash some items are missing at its end; in the middle none may."""
-    if seal is None:
-        return True
-    if clean and seal.log_end_offset == end_offset:
+    if clean and seal and seal.log_end_offset == end_offset:
         return index.item_count == seal.index_item_count
-    begin = log.first_offset
+    begin, with_tags = log.first_offset, index.with_tags and seal is not None  # RocketMQ 5.3 leaves them out
     for file in index.files:
-        if _holds_keys(log, index, begin, file.begin_commit_log_offset):
+        if _holds_keys(log, index, begin, file.begin_commit_log_offset, with_tags=with_tags):
             return False
         if file.end_commit_log_offset >= log.first_offset:
             begin = after_record(log, file.end_commit_log_offset)
     return True
 
 
-def _holds_keys(log: CommitLog, index: Index, begin: int, end: int) -> bool:
+def _holds_keys(log: CommitLog, index: Index, begin: int, end: int, *, with_tags: bool) -> bool:
     """Whether any record of [begin, end) should be in the index."""
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
     for file, position, stop, base in log.extents(begin, end):
         status = int(ScanStatus.FULL)
         while status == ScanStatus.FULL:
             count, position, status = scan(file.address, position, stop, base, TRUST, positions, sizes)
-            if count and index.has_keys(file.address, positions, count, base):
+            if count and index.has_keys(file.address, positions, count, base, with_tags=with_tags):
                 return True
     return False

@@ -4,8 +4,8 @@
     ----------------------------------------   ---------------------------------------------------------
     a size among the settings                  that
     files of the kind                          what most of them have, unless their names say otherwise
-    index files                                slots and items as noted, if that makes the size of a file;
-                                               else those that the items in a file show
+    index files                                slots and items as noted, if that makes the size of a file, or if
+                                               the only one has that many slots; else those that its items show
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
     neither                                    the size for small stores if asked for, else RocketMQ's default
 
@@ -61,9 +61,11 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
     noted = noted_sizes(root, disk)
     noted_index = _noted_index(noted)
-    lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)}
+    lengths = [size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)]
     index = noted_index if noted_index and file_size(*noted_index) in lengths else None
     index = index or index_sizes(disk, root / names.INDEX) or noted_index
+    if index and noted_index and index[0] == noted_index[0] and len(lengths) == 1:
+        index = noted_index  # the file was cut, or is too long
     shown: dict[str, int | None] = {
         _LOG: _usual_size(_files(root / names.COMMIT_LOG, disk), noted.get(_LOG)),
         _QUEUE: _usual_size(_queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted.get(_QUEUE)),

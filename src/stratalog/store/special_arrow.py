@@ -5,11 +5,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from stratalog.kernels.columns import MS_MAX, US_PER_MS
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.properties import KEYS, find_property
 from stratalog.store.message import Message
 
-_MICROSECONDS = 1000
+
+def _microseconds(timestamp_ms: int) -> int:
+    return min(max(timestamp_ms, -MS_MAX), MS_MAX) * US_PER_MS
+
 
 _COLUMNS: dict[str, Callable[[Message], Any]] = {
     "topic": lambda message: message.topic,
@@ -18,8 +22,8 @@ _COLUMNS: dict[str, Callable[[Message], Any]] = {
     "properties": lambda message: message.raw_properties.decode("utf-8", "replace"),
     "queueId": lambda message: message.queue_id,
     "queueOffset": lambda message: message.queue_offset,
-    "bornTimestamp": lambda message: message.born_timestamp * _MICROSECONDS,
-    "storeTimestamp": lambda message: message.store_timestamp * _MICROSECONDS,
+    "bornTimestamp": lambda message: _microseconds(message.born_timestamp),
+    "storeTimestamp": lambda message: _microseconds(message.store_timestamp),
     "tags": lambda message: message.tags,
     "keys": lambda message: find_property(message.raw_properties, KEYS.encode()),
     "uniqueKey": lambda message: message.unique_key,

@@ -12,6 +12,7 @@ from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1,
 from stratalog.layout.names import is_index_name, offset_of
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.store.message import Message
+from stratalog.store.os_errors import refusing
 from stratalog.tools.dump_files import (
     Item,
     dump_batch_queue,
@@ -124,6 +125,11 @@ def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> 
     asked = asked or Asked()
     if kind is not None and kind not in READERS:
         raise ConfigurationError(f"there is no type {kind!r}; there are {', '.join(READERS)}")
+    with refusing(f"{path} cannot be dumped"):
+        yield from _items(path, kind, asked)
+
+
+def _items(path: Path, kind: str | None, asked: Asked) -> Iterator[Item]:
     if path.is_dir():
         next(path.iterdir(), None)  # raises where `rglob` would pass over what it may not read
         files = [(found, file) for file in path.rglob("*") if (found := kind_by_path(file)) and file.is_file()]

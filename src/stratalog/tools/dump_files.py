@@ -88,7 +88,7 @@ def dump_commit_log(path: Path) -> Iterator[Item]:
     start = offset_of(path.name)
     base = ANY_OFFSET if start is None else start
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
-    position = 0
+    position, seen = 0, -1
     while True:
         count, position, status = scan(file.address, position, file.size, base, VERIFY, positions, sizes)
         for at, size in zip(positions[:count].tolist(), sizes[:count].tolist(), strict=True):
@@ -102,6 +102,9 @@ def dump_commit_log(path: Path) -> Iterator[Item]:
             return
         following = next_record(file, position + 1, base)
         end = following if following >= 0 else last_written(file, position)
+        if end > position != seen:
+            seen = position  # scanned again: a writer may have put it since
+            continue
         if end > position:
             yield _damage(path, file, position, end, ScanStatus(status).name)
         if following < 0:

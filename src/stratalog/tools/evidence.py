@@ -220,7 +220,8 @@ class Evidence:
         self._repaired: list[tuple[int, int]] = []
         """Log offsets [begin, end) of the records that an earlier repair made."""
         self._names: dict[bytes, str] = {}
-        self._offsets = np.empty(0, np.int64)
+        self._offsets = self._sizes = np.empty(0, np.int64)
+        """Of all whole records, in the log's order."""
 
     def queue(self, topic: str, queue_id: int) -> QueueEvidence:
         found = self.queues.get((topic, queue_id))
@@ -313,8 +314,11 @@ class Evidence:
         """Compare the units of all queues with the records. Call it when the whole log was taken."""
         for queue in self.queues.values():
             queue.finish()
-        hidden = np.array([*self.hidden], np.int64)
-        self._offsets = np.unique(np.concatenate([hidden, *(queue.offsets for queue in self.queues.values())]))
+        queues = self.queues.values()
+        offsets = np.concatenate([np.array([*self.hidden], np.int64), *(queue.offsets for queue in queues)])
+        sizes = np.concatenate([np.array([*self.hidden.values()], np.int64), *(queue.sizes for queue in queues)])
+        self._offsets, first = np.unique(offsets, return_index=True)
+        self._sizes = sizes[first]
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
                 if (topic in self._batch_topics) == (layout is BATCH_UNIT):
@@ -350,11 +354,11 @@ class Evidence:
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees], self.file_size)
-        # A file that leads to other records more often than to its own is another queue's; so is a queue that finds
-        # none of its messages.
-        is_other = ~agrees & np.isin(offsets, self._offsets)
+        # A file that leads to other records, or into them, more often than to its own is another queue's or another
+        # store's; so is a queue that finds none of its messages.
+        is_other = ~(agrees & self._has_size(offsets, sizes)) & self._is_covered(offsets)
         file_count = int(files.max(initial=0)) + 1
-        agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees, is_other))
+        agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees & ~is_other, is_other))
         trusted = ~agrees & (other <= np.maximum(agreeing, 1))[files]
         trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
@@ -377,6 +381,21 @@ class Evidence:
         agrees[agrees] = same & (queue.ends[inside] - queue.numbers[inside] == np.maximum(counts[agrees], 1))
         queue.supported[at[agrees]] = True
         return agrees
+
+    def _is_covered(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether log offsets lie in whole records."""
+        at = np.searchsorted(self._offsets, offsets, "right") - 1
+        found: NDArray[np.bool_] = at >= 0
+        found[found] = offsets[found] < (self._offsets + self._sizes)[at[found]]
+        return found
+
+    def _has_size(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the whole records that begin at log offsets have these sizes."""
+        at = np.searchsorted(self._offsets, offsets)
+        found: NDArray[np.bool_] = at < len(self._offsets)
+        inside = at[found]
+        found[found] = (self._offsets[inside] == offsets[found]) & (self._sizes[inside] == sizes[found])
+        return found
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a whole record stands there or after in the same log file: it was not cut before."""

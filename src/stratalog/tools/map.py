@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, NotAStore, StoreLocked
+from stratalog.errors import CorruptData, StoreLocked, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout import names
 from stratalog.layout.index import HEADER
@@ -22,8 +22,11 @@ from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
+from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import completed, guess_text, sized
+from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.repair import refuse_if_locked
+from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14
@@ -70,13 +73,18 @@ class StoreMap:
 def map_store(root: Path, *, settings: StoreSettings | None = None) -> StoreMap:
     """Look at names, sizes and the edges of every file. Damage in the middle is not seen: `verify` sees it.
 
-    Raises `NotAStore`.
+    Raises `NotAStore`, `StoreUnavailable`.
     """
+    with refusing(f"{root} cannot be looked at"):
+        return _map_store(root, settings)
+
+
+def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     disk = PrivateDisk()
-    if not (root / names.COMMIT_LOG).is_dir():
-        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+    refuse_without_log(root)
     settings, guessed = completed(sized(settings or StoreSettings(), root, disk), root, disk, small=False)
-    found = StoreMap(root, _state(root, disk), settings.commit_log_file_size)
+    opener, how_left = _opened_by(root), "closed properly" if was_closed(root, disk) else "not closed properly"
+    found = StoreMap(root, opener or how_left, settings.commit_log_file_size)
     found.notes += [guess_text(guessed)] if guessed else []
     log = _Log(root, disk, settings.commit_log_file_size)
     try:
@@ -90,6 +98,8 @@ def map_store(root: Path, *, settings: StoreSettings | None = None) -> StoreMap:
                     found.queues.append(queue)
     finally:
         log.close()
+    if not opener:
+        found.notes += _lost_end(found, settings, disk)
     found.queues.sort(key=lambda queue: (queue.topic, queue.queue_id))
     for name in disk.files(root / names.INDEX):
         if is_index_name(name):
@@ -104,12 +114,26 @@ def map_store(root: Path, *, settings: StoreSettings | None = None) -> StoreMap:
     return found
 
 
-def _state(root: Path, disk: PrivateDisk) -> str:
+def _opened_by(root: Path) -> str:
+    """Who has the store open, if anybody."""
     try:
         refuse_if_locked(root)
     except StoreLocked as error:
         return str(error).removeprefix(f"{root} is ").partition(":")[0]
-    return "closed properly" if was_closed(root, disk) else "not closed properly"
+    return ""
+
+
+def _lost_end(found: StoreMap, settings: StoreSettings, disk: PrivateDisk) -> Iterator[str]:
+    """Whether something tells of a log that reached further."""
+    log = LogRange(found.log_begin, found.log_end, found.file_size, ())
+    ends = [queue.log_end for queue in found.queues]
+    with suppress(CorruptData):
+        ends.append(known_end(found.root, log, settings, disk))
+    if max(ends, default=0) > found.log_end:
+        yield (
+            f"the log ends at offset {found.log_end:,}, and queues, checkpoint or index tell that it reached "
+            f"{max(ends):,}: {command('verify', found.root)} says what is missing"
+        )
 
 
 def _read(path: Path, size: int) -> bytes:
@@ -169,15 +193,20 @@ def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, int | None, in
     file = disk.map(path)
     file.populate(0, file.data_end)
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
-    position, newest, damage = 0, None, None
+    position, newest, damage, seen = 0, None, None, -1
     while True:
         count, position, status = scan(file.address, position, file.size, base, TRUST, positions, sizes)
         newest = base + int(positions[count - 1]) if count else newest
         if status == ScanStatus.FULL:
             continue
-        following = -1 if closes_file(file, position, base) else next_record(file, position + 1, base)
+        if closes_file(file, position, base):
+            return base + file.size, newest, damage
+        following = next_record(file, position + 1, base)
         if following < 0:
             return base + position, newest, damage
+        if position != seen:
+            seen = position  # scanned again: a writer may have put it since
+            continue
         damage = base + position if damage is None else damage
         position = following
 

@@ -250,9 +250,9 @@ def _is_one_bit_off(data: bytes, found: bytes) -> bool:
 
 def _takes_as_many(found: bytes, claim: Claim | None) -> bool:
     """Whether a restored batch agrees with itself and takes as many queue offsets as the claim says."""
-    if claim is None or not claim.batch_size:
-        return True
     record = decode_record(found, verify=False)
+    if claim is None or not claim.batch_size:
+        return not record.sys_flag & SysFlag.INNER_BATCH or not contradiction_of(record)
     size, _ = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
     return size == claim.batch_size and not contradiction_of(record)
 

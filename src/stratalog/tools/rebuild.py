@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,13 +19,20 @@ from typing import Literal
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, NotAStore, command
+from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import Record
 from stratalog.layout.names import is_index_name, offset_of
-from stratalog.layout.queue import BATCH_UNIT, EXTENSION_ADDRESS_BASE, UNIT, fillers, is_extension_address
+from stratalog.layout.queue import (
+    BATCH_UNIT,
+    EXTENSION_ADDRESS_BASE,
+    LOST_TAGS_CODE,
+    UNIT,
+    fillers,
+    is_extension_address,
+)
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.extension import count_bitmaps
@@ -34,14 +41,14 @@ from stratalog.store.os_errors import refusing
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import sized
+from stratalog.store.sizes import note_sizes, sized
 from stratalog.store.snapshot import note_damages
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
-from stratalog.tools.own_files import QUARANTINE, refuse_links
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, unqueued
+from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links, refuse_misplaced, refuse_without_log
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -105,9 +112,9 @@ class _BesideDisk(Disk):
 
 def check_store(root: Path) -> None:
     """Raise `NotAStore` where there is no log."""
-    check_finished(root)
-    if not (root / names.COMMIT_LOG).is_dir():
-        raise NotAStore(f"{root} holds no message store (no {names.COMMIT_LOG}/ in it); check the path")
+    with refusing(f"{root} cannot be rebuilt"):
+        check_finished(root)
+        refuse_without_log(root)
 
 
 def rebuild(
@@ -127,8 +134,8 @@ def rebuild(
     queues would lead to fewer messages than the old ones, or files are missing at the log's end), `DiskFull` or
     `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
+    check_store(root)
     with refusing(f"{root} cannot be rebuilt", "Then run the same command again"):
-        check_store(root)
         release = Disk().lock(root / names.LOCK)
         try:
             return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
@@ -142,6 +149,7 @@ def rebuild_locked(
 ) -> Rebuilt:  # fmt: skip
     """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`."""
     refuse_links(root, but=(names.COMMIT_LOG,))
+    refuse_misplaced(root)
     disk, staging = Disk(), root / names.STAGING
     settings = rebuild_settings(settings, root)
     if "index" not in parts and "checkpoint" not in parts:
@@ -153,6 +161,14 @@ def rebuild_locked(
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
             _refuse_to_empty(root, disk)
+        log = LogRange(_log_begin(root, disk), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
+        end = known_end(root, log, settings, disk)
+        if end and not may_serve_less:
+            raise CorruptData(
+                f"the log ends at offset {log.end:,}, and checkpoint or index tell that it reached {end:,}: "
+                f"{_restore_step(root)}",
+                path=str(root / names.COMMIT_LOG),
+            )
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
@@ -173,11 +189,17 @@ def rebuild_locked(
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
             raise of_wrong_type(root, topic, outside[topic])
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
-        carried = _carry_over(root, staging, disk, settings, rebuilt, may_forget=may_serve_less)
-        rebuilt = replace(rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count)
+        counts = [_message_units(directory, disk) for directory in _queues(staging, disk)]
+        carried = _carry_over(root, staging, disk, settings, log, may_forget=may_serve_less)
+        rebuilt = replace(
+            rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
+            queue_count=len(counts) + len(carried), unit_count=sum(counts),
+        )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
         _swap(root, staging, rebuilt.parts, disk)
+        if "index" in parts:
+            note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
             note_damages(root, disk, rebuilt.damages, _log_begin(root, disk), rebuilt.log_end)
     finally:
@@ -188,6 +210,13 @@ def rebuild_locked(
 def _log_begin(root: Path, disk: Disk) -> int:
     starts = (offset_of(name) for name in disk.files(root / names.COMMIT_LOG))
     return min((start for start in starts if start is not None), default=0)
+
+
+def _restore_step(root: Path) -> str:
+    return (
+        f"restore the newest files of {names.COMMIT_LOG}/. To go on without such messages run "
+        f"{command('repair', root)}, which keeps the queue offsets that the queues tell. Nothing was changed"
+    )
 
 
 def _refuse_to_empty(root: Path, disk: Disk) -> None:
@@ -305,33 +334,32 @@ def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), l
 def _build(
     staging: Path, settings: StoreSettings, clock_ns: ClockNs, progress: Callable[[Progress], None] | None
 ) -> Rebuilt:  # fmt: skip
-    disk = _BesideDisk(staging / names.COMMIT_LOG)
+    disk, draft, root = _BesideDisk(staging / names.COMMIT_LOG), str(staging), str(staging.parent)
     try:
         with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
             recovery, log_end = store.recovery, store.log.end_offset
     except CorruptData as error:  # of the log, which is the store's own
-        draft, root = str(staging), str(staging.parent)
         message = f"{error}. Nothing was changed"
         error.args, error.path = (message.replace(draft, root),), error.path.replace(draft, root)
         raise
+    except (OSError, StoreUnavailable) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.filename:
+            cause.filename = str(cause.filename).replace(f"{staging}/{names.COMMIT_LOG}", f"{root}/{names.COMMIT_LOG}")
+        raise
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
-    return Rebuilt(
-        (), recovery.record_count, log_end, seal.queue_count, seal.unit_count, seal.index_item_count,
-        tuple(recovery.quarantined),
-    )  # fmt: skip
+    return Rebuilt((), recovery.record_count, log_end, 0, 0, seal.index_item_count, tuple(recovery.quarantined))
 
 
 def _carry_over(
-    root: Path, staging: Path, disk: Disk, settings: StoreSettings, rebuilt: Rebuilt, *, may_forget: bool
+    root: Path, staging: Path, disk: Disk, settings: StoreSettings, log: LogRange, *, may_forget: bool
 ) -> list[Path]:
     """Link the files of queues whose messages have all gone by retention or stood in damaged ranges: they alone know
     the next offset. Returns the directories of their units. Raises `CorruptData` for a queue that leads to messages
     after the log's end, whose offsets would be given again (not with `may_forget`).
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
-    topics, seal = Topics(staging, disk), Checkpoint.load(root, disk).seal
-    log = LogRange(_log_begin(root, disk), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
-    is_cut = was_closed(root, disk) and bool(seal and seal.log_end_offset > log.end)
+    topics, is_cut = Topics(staging, disk), was_closed(root, disk)
     carried = []
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
@@ -346,8 +374,7 @@ def _carry_over(
                 if lost_end and is_cut and not may_forget:
                     raise CorruptData(
                         f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} leads to a message up to "
-                        f"{lost_end:,}: restore the newest files of {names.COMMIT_LOG}/. To go on without such "
-                        f"messages run {command('repair', root)}, which keeps their queue offsets. Nothing was changed",
+                        f"{lost_end:,}: {_restore_step(root)}",
                         path=str(old),
                     )
             if is_kept and not new.exists():
@@ -365,6 +392,20 @@ def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
         else:
             copy_file(old / name, new / name)
             os.truncate(new / name, file_size)
+
+
+def _queues(root: Path, disk: Disk) -> Iterator[Path]:
+    for tree in (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE):
+        yield from (directory for *_, directory in queue_directories(root, tree, disk))
+
+
+def _message_units(directory: Path, disk: Disk) -> int:
+    """Units in a queue's files that lead to a message. The clean-shutdown marker counts those in front of the first
+    message, too."""
+    layout = UNIT if directory.parents[1].name == names.CONSUME_QUEUE else BATCH_UNIT
+    return sum(
+        int(np.count_nonzero(tags_codes != LOST_TAGS_CODE)) for *_, tags_codes in written_units(directory, layout, disk)
+    )
 
 
 def _seal_carried(staging: Path, carried: list[Path], disk: Disk, settings: StoreSettings) -> None:
@@ -435,7 +476,7 @@ def _keep_foreign(root: Path, old: Path, disk: Disk) -> None:
     foreign = [name for name in disk.files(old) if offset_of(name) is None and not is_index_name(name)]
     for name in foreign:
         disk.make_directory(root / QUARANTINE)
-        (old / name).rename(root / QUARANTINE / name)
+        (old / name).rename(free_name(root / QUARANTINE / name))
 
 
 def exchange(one: Path, other: Path) -> None:

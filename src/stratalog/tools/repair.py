@@ -5,9 +5,9 @@ Every step can be killed and done again. What is overwritten was set aside befor
 `abort` goes when queues and index were built again. A file with several names (hard links) gets its own copy first.
 """
 
+import filecmp
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -18,10 +18,10 @@ from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT, STAGING, U
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.store.os_errors import refusing
 from stratalog.tools.copying import copy_file, copy_tree, unshare
-from stratalog.tools.own_files import QUARANTINE, refuse_links
+from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, described, lost_json
-from stratalog.tools.repair_plan import RepairPlan, log_stamps
+from stratalog.tools.repair_plan import RepairPlan, log_stamps, set_aside_name
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import BACKUP, UNDER_REPAIR, UNDER_REPAIR_UNCLEAN
 from stratalog.tools.verify_report import Problem, VerifyReport
@@ -45,16 +45,21 @@ def repair(
     Raises `StoreLocked` while a broker has the store open, `ConfigurationError` when the store is not as it was when it
     was planned, or when `to` holds something else, `DiskFull` and `StoreUnavailable` (call it again then).
     """
+    what = f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}"
+    with refusing(what):
+        refuse_if_locked(plan.root)
+        if log_stamps(plan.root) != plan.stamps:
+            raise ConfigurationError(f"{plan.root} has changed since the plan was made: plan again")
+        refuse_links(plan.root)
+        if to is not None:
+            check_target(plan.root, to)
+            Disk().create_directory(to)
     inside = "Then run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
-    with refusing(f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}", inside):
+    with refusing(what, inside):
         return _repair(plan, to, clock_ns, step)
 
 
 def _repair(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> VerifyReport:
-    refuse_if_locked(plan.root)
-    if log_stamps(plan.root) != plan.stamps:
-        raise ConfigurationError(f"{plan.root} has changed since the plan was made: plan again")
-    refuse_links(plan.root)
     root = plan.root if to is None else _copied(plan.root, to, step)
     unqueued, release = "", Disk().lock(root / LOCK)
     try:
@@ -75,12 +80,11 @@ def refuse_if_locked(root: Path) -> None:
     """Raise `StoreLocked` when a process holds the store's lock."""
     owner = lock_owner(root / LOCK)
     if owner is not None:
-        raise StoreLocked(f"{root} is open in process {owner}: stop that broker, or repair a copy of the files")
+        raise StoreLocked(f"{root} is open in process {owner}: stop it first, or copy the files and repair the copy")
 
 
-def _copied(source: Path, target: Path, step: Step) -> Path:
-    """A copy of the store in a new or empty directory. What a rebuild replaces is copied too: it is what a failed
-    repair leaves."""
+def check_target(source: Path, target: Path) -> None:
+    """Raise `ConfigurationError` for a directory that a repaired copy cannot go to."""
     inner, outer = target.resolve(), source.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
         raise ConfigurationError(f"{target} and the store {source} lie in one another: name a directory outside it")
@@ -88,8 +92,12 @@ def _copied(source: Path, target: Path, step: Step) -> Path:
         unfinished = (target / UNFINISHED_COPY).exists()
         what = "holds the unfinished copy of an earlier repair: remove it" if unfinished else "is not empty: keep it"
         raise ConfigurationError(f"{target} {what}, or name a new directory for the repaired copy")
+
+
+def _copied(source: Path, target: Path, step: Step) -> Path:
+    """A copy of the store in an empty directory. What a rebuild replaces is copied too: it is what a failed repair
+    leaves."""
     step(f"copy to {target}")
-    Disk().create_directory(target)
     (target / UNFINISHED_COPY).write_text(str(source.absolute()), errors="replace")
     Disk().sync_directory(target)
     copy_tree(source, target, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
@@ -156,11 +164,15 @@ def _give_size(path: Path, action: Action, disk: Disk) -> None:
 
 
 def _set_aside(root: Path, action: Action, disk: Disk) -> None:
-    """Keep the bytes of a range, and what they were. What is there from a repair that was killed is older: it stays."""
+    """Keep the bytes of a range, and what they were. A repair that was killed may have kept the same bytes already."""
     directory = root / QUARANTINE
     disk.make_directory(directory)
     begin = int(Path(action.path).name) + action.position
-    target = directory / f"{begin:020d}-{action.size}.bytes"
+    is_over = action.kind == "trim"
+    name = set_aside_name(root, action.path, action.position, action.size, is_over=is_over)
+    if action.cover and action.cover.name != name:  # the placeholders name it
+        raise ConfigurationError(f"{directory} has changed since the plan was made: plan again")
+    target = directory / f"{name}.bytes"
     if target.exists() or not action.size:
         return
     unfinished = target.with_name(target.name + UNFINISHED)
@@ -185,10 +197,8 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
 
 
 def _move_away(root: Path, path: Path, disk: Disk) -> None:
-    target = root / QUARANTINE / path.name
+    target = free_name(root / QUARANTINE / path.name)
     disk.make_directory(target.parent)
-    while os.path.lexists(target):
-        target = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
     path.rename(target)
     disk.sync_directory(path.parent)
     disk.sync_directory(target.parent)
@@ -227,7 +237,8 @@ def _restore_config(root: Path, path: Path, disk: Disk) -> None:
         raise CorruptData("the backup has gone since the plan was made: plan again", path=str(path))
     if path.exists():
         disk.make_directory(root / QUARANTINE)
-        copy_file(path, root / QUARANTINE / path.name)
+        target = free_name(root / QUARANTINE / path.name, lambda kept: filecmp.cmp(kept, path, shallow=False))
+        copy_file(path, target)
     unfinished = root / f"{path.name}{UNFINISHED}"
     disk.replace(unfinished, backup)
     unfinished.rename(path)

@@ -24,6 +24,7 @@ queues, index or checkpoint not as the log       rebuilt
 says or behind it, or the log was changed
 """
 
+import os
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,19 +50,21 @@ from stratalog.store.sizes import noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
-from stratalog.tools.own_files import refuse_links
+from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage, in_log_order
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
+from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify import Progress, verify
 from stratalog.tools.verify_files import is_under_repair, may_be_torn, queue_directories
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
 _FOREVER = 2**62
+_CHUNK_SIZE = 1 << 20
 _DERIVED = ("queue", "index", "checkpoint", "files")
 
 
@@ -87,6 +90,8 @@ class RepairPlan:
     """Whole records that are set aside, as no place in a queue is known to be theirs; none of `lost` stands for one."""
     behind_count: int = 0
     """Whole records after the first damage, which RocketMQ would drop and which stay."""
+    known_end: int = 0
+    """Log offset that the log once reached, by checkpoint, snapshot or index, if it ends before it now; else 0."""
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and modification time of the log's files when this was worked out."""
     unmended: list[str] = field(default_factory=list)
@@ -114,6 +119,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
 def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
     check_finished(root)
     refuse_links(root)
+    refuse_misplaced(root)
     report = verify(root, settings=settings, progress=progress)
     if report.unreadable:
         first = next(problem for problem in report.problems if problem.path in report.unreadable)
@@ -131,7 +137,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     else:
         repaired = _made_by_repairs(root, disk)
         plan.whole_count -= len(repaired)
-        plan.message_count, plan.gone_count = _queued(root, report.log_begin, repaired, disk)
+        plan.message_count, plan.gone_count = _queued(root, report.log_begin, repaired, disk), report.gone_count
     of_log = [action for action in actions if action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG)]
     plan.actions = [
         *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
@@ -141,21 +147,21 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     is_stale |= report.units_behind + report.index_items_behind > 0  # RocketMQ may not look where they are missing
     if changes_log or is_stale or is_under_repair(root, disk):
         plan.actions.append(Action("rebuild", "."))
-        rebuild_settings(settings, root)  # raises: nothing was changed yet
+        sizes = rebuild_settings(settings, root)  # raises: nothing was changed yet
+        log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
+        plan.known_end = known_end(root, log, sizes, disk)
     return plan
 
 
-def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> tuple[int, int]:
-    """Messages that the queues of a whole store lead to, and those that were before its log. `repaired` are the log
-    offsets of records that repairs made."""
-    kept = gone = 0
+def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:
+    """Messages that the queues of a whole store lead to; `repaired` are the log offsets of records by repairs."""
+    kept = 0
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, _, directory in queue_directories(root, tree, disk):
             for _, offsets, _, counts, tags_codes in () if is_light(topic) else written_units(directory, layout, disk):
-                is_message = (tags_codes != LOST_TAGS_CODE) & ~np.isin(offsets, repaired)
-                counts, is_gone = np.maximum(counts, 1)[is_message], offsets[is_message] < log_begin
-                gone, kept = gone + int(counts[is_gone].sum()), kept + int(counts[~is_gone].sum())
-    return kept, gone
+                is_kept = (tags_codes != LOST_TAGS_CODE) & ~np.isin(offsets, repaired) & (offsets >= log_begin)
+                kept += int(np.maximum(counts, 1)[is_kept].sum())
+    return kept
 
 
 def _made_by_repairs(root: Path, disk: PrivateDisk) -> NDArray[np.int64]:
@@ -432,11 +438,13 @@ class _LogPlan:
         start, size = begin - begin % self._file_size, end - begin
         neighbour = neighbour or (self._newest if self._newest[0] >= 0 else None)
         record = self._record_at(*neighbour) if neighbour else None
+        path = f"{COMMIT_LOG}/{offset_name(start)}"
+        name = set_aside_name(self._plan.root, path, begin - start, size)
         cover = Cover(
-            begin, size, set_aside_name(begin, size), record.store_timestamp if record else 0, closes_file,
+            begin, size, name, record.store_timestamp if record else 0, closes_file,
             bool(record and has_record_crc(record.properties)),
         )  # fmt: skip
-        return Action("cover", f"{COMMIT_LOG}/{offset_name(start)}", begin - start, size, reason, cover=cover)
+        return Action("cover", path, begin - start, size, reason, cover=cover)
 
     def _plan_tail(self, begin: int, written_end: int, lost: list[LostMessage]) -> None:
         """Cut what is after the log's end, and let placeholders follow, in further files where they need them."""
@@ -472,6 +480,23 @@ def split(damage: Damage, file_size: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def set_aside_name(begin: int, size: int) -> str:
-    """Name of the file with the bytes of a range: where it began, and how long it was."""
-    return f"{begin:020d}-{size}"
+def set_aside_name(root: Path, path: str, position: int, size: int, *, is_over: bool = False) -> str:
+    """Name in quarantine, without suffix, of the bytes of a range: where it begins in the log, and how long it is; of
+    those over a file's size, which are no part of the log: where the file begins. A number follows where an earlier
+    repair kept other bytes under that name."""
+    start = int(Path(path).name)
+    name = f"{start:020d}-over-{size}.bytes" if is_over else f"{start + position:020d}-{size}.bytes"
+    return free_name(root / QUARANTINE / name, lambda kept: _is_kept(kept, root / path, position, size)).stem
+
+
+def _is_kept(kept: Path, path: Path, position: int, size: int) -> bool:
+    """Whether a file holds the bytes of a range of another. What is not there yet reads as zeros."""
+    if not kept.is_file():
+        return False
+    with kept.open("rb") as copy, (path if path.is_file() else Path(os.devnull)).open("rb") as file:
+        file.seek(position)
+        for left in range(size, 0, -_CHUNK_SIZE):
+            count = min(left, _CHUNK_SIZE)
+            if copy.read(count).ljust(count, b"\0") != file.read(count).ljust(count, b"\0"):
+                return False
+    return True

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -102,14 +103,27 @@ def survey_log(
 
     After a crash a record may be torn (`may_be_torn`): its properties end with zeros.
     """
+    look = partial(survey_file, disk=disk, file_size=file_size, may_be_torn=may_be_torn)
+    before: FileSurvey | None = None
+    for survey in _surveys(_expected_files(directory, disk, file_size), partial(look, advance=advance), threads):
+        if before:
+            if before.file and not before.is_closed and len(survey.positions):  # a writer may have gone on meanwhile
+                before = look(before.path, before.base_offset)
+            yield before
+        before = survey
+    if before:
+        yield before
+
+
+def _surveys(
+    files: Iterator[tuple[Path, int]], look: Callable[[Path, int], FileSurvey], threads: int | None
+) -> Iterator[FileSurvey]:
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
     with thread_pool(count, "stratalog-survey") as pool:
         ahead: deque[Future[FileSurvey]] = deque()
         try:
-            for path, start in _expected_files(directory, disk, file_size):
-                ahead.append(pool.submit(
-                    survey_file, path, start, disk, file_size=file_size, may_be_torn=may_be_torn, advance=advance
-                ))  # fmt: skip
+            for path, start in files:
+                ahead.append(pool.submit(look, path, start))
                 if len(ahead) > count:
                     yield ahead.popleft().result()
             while ahead:
@@ -154,6 +168,7 @@ def survey_file(
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
     pieces: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
     position = done = 0
+    seen = -1
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
         torn = first_torn(file, positions[:count], sizes[:count], status) if may_be_torn else count
@@ -168,14 +183,18 @@ def survey_file(
         found.is_closed = file.size == file_size and closes_file(file, position, base_offset)
         following = -1 if found.is_closed else next_record(file, position + 1, base_offset)
         if following < 0:
+            found.tail_size = 0 if found.is_closed else last_written(file, position) - position
+            found.is_unfinished = not found.tail_size or is_unfinished(file, position)
+        if position != seen and (following >= 0 or not found.is_unfinished):
+            seen = position  # scanned again: a writer may have put it since
+            continue
+        if following < 0:
             break
         found.damages.append(Damage(base_offset + position, base_offset + following, ScanStatus(status).name))
         position = following
     found.positions, found.sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
     found.end = position
     found.reason = ScanStatus(status).name if file.size >= file_size else CUT
-    found.tail_size = 0 if found.is_closed else last_written(file, position) - position
-    found.is_unfinished = not found.tail_size or is_unfinished(file, position)
     if advance:
         advance(file_size - done, 0)
     return found

@@ -12,22 +12,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratalog.config.settings import StoreSettings
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.index import HEADER, ITEM, items_position
 from stratalog.layout.light import is_light
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    is_index_name,
+    is_topic,
+    offset_of,
+)
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
+from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.recovery import Damage
+from stratalog.store.snapshot import noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
 from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX, queue_offset_limit
-from stratalog.tools.verify_files import queue_directories
+from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14
 _LISTED_MAX = 1000
@@ -105,6 +117,40 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
             is_after &= numbers >= max((int(piece.max(initial=0)) for piece in led), default=0)
             lost_end = max(lost_end, int(log_ends[is_after].max(initial=0)))
     return has_units and is_of_log, lost_end
+
+
+def known_end(root: Path, log: LogRange, settings: StoreSettings, disk: Disk) -> int:
+    """Log offset that the log once reached, if it ends before it now and no damage explains that; else 0.
+
+    The checkpoint and the snapshot tell the end at the last clean stop. The last item of an index file tells where a
+    record began; after a crash it may be ahead of the log, so it counts only for a store that was closed properly."""
+    seal, noted = Checkpoint.load(root, disk).seal, noted_log(root, disk)
+    ends = [seal.log_end_offset if seal else 0, noted[1] if noted else 0]
+    if was_closed(root, disk):
+        ends += [offset + 1 for offset in _last_indexed(root / INDEX, settings, disk)]
+    limit = log.end + MISSING_MAX * log.file_size
+    return max(
+        (
+            end for end in ends
+            if log.end < end <= limit and not any(damage.begin < end <= damage.end for damage in log.damages)
+        ),
+        default=0,
+    )  # fmt: skip
+
+
+def _last_indexed(directory: Path, settings: StoreSettings, disk: Disk) -> Iterator[int]:
+    """Log offset of the last item of each index file, if the file's header says the same."""
+    for name in filter(is_index_name, disk.files(directory)):
+        file = disk.open(directory / name)
+        try:
+            header = HEADER.unpack(file.read(0, HEADER.size).ljust(HEADER.size, b"\0"))
+            if header.next_item > 1:
+                place = items_position(settings.max_hash_slot_num or 0) + ITEM.size * (header.next_item - 1)
+                item = ITEM.unpack(file.read(place, ITEM.size).ljust(ITEM.size, b"\0"))
+                if item.commit_log_offset == header.end_commit_log_offset:
+                    yield item.commit_log_offset
+        finally:
+            file.close()
 
 
 def kinds_in_log(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
 from stratalog.layout.names import COMMIT_LOG, LOCK
 from stratalog.store.disk import lock_owner
@@ -24,6 +24,7 @@ from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import completed, guess_text, sized
+from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.verify_files import (
     check_checkpoint,
@@ -77,9 +78,6 @@ def verify(
     """
     if isinstance(store, Path):
         root, settings = store, settings or StoreSettings()
-        check_finished(root)
-        if not (root / COMMIT_LOG).is_dir():
-            raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
     else:
         root, settings = store.root, settings or store.settings
         if store.log.failure is None:
@@ -89,11 +87,15 @@ def verify(
 
 
 def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None) -> VerifyReport:
+    check_finished(root)
+    refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
     disk = ReportingDisk(report)
     report.clean, (settings, guessed) = was_closed(root, disk), _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []
     check_files(root, settings, disk, report)
+    if report.is_unreadable(root / COMMIT_LOG):  # there is nothing to compare the other files with
+        return report
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
     queues = QueueCheck(root, settings, disk, report)
     index = IndexCheck(root, settings, disk, report) if settings.message_index_enable else None
@@ -208,7 +210,7 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> Non
             )
         )  # fmt: skip
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
-    elif report.torn_size:
+    elif report.torn_size and not report.is_live:
         report.notes.append(
             f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
             "the next opening for writing cuts them off"

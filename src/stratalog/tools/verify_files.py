@@ -13,6 +13,7 @@ from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
+from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REBUILD, Part, Problem, Unreadable, VerifyReport
@@ -26,17 +27,12 @@ UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 UNDER_REPAIR_UNCLEAN = b"stratalog repair of a store that was not closed properly"
 _RESTORE = (
     "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost, and "
-    "`stratalog repair STORE` keeps their queue offsets"
+    "`stratalog repair STORE` keeps the queue offsets that the queues still tell"
 )
-_RESTORE_LOG = (
-    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
-    "batchconsumequeue/ and index/"
-)
-_SINGLE_FILES = (names.LOCK, names.ABORT, names.CHECKPOINT, names.SNAPSHOT, names.SIZES)
+SINGLE_FILES = (
+    names.LOCK, names.ABORT, names.ABORT + UNFINISHED, names.CHECKPOINT, names.SNAPSHOT, names.SIZES
+)  # fmt: skip
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
-_CONFIG_STEP = (
-    "`stratalog repair STORE` takes the backup; without one, restore the file or let the broker write it anew"
-)
 
 
 def was_closed(root: Path, disk: Disk) -> bool:
@@ -105,9 +101,9 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     if is_log_lost and any(
         disk.files(directory) for tree in QUEUE_TREES for *_, directory in queue_directories(root, tree, disk)
     ):
-        _add(report, log, "the log's files", "none", _RESTORE_LOG)
+        _add(report, log, "the log's files", "none", RESTORE_LOG)
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
-    for name in _SINGLE_FILES:
+    for name in SINGLE_FILES:
         if (root / name).is_dir():
             _add(report, root / name, "a file", "a directory", "remove it: the file is made again when it is needed")
     if not (root / names.SNAPSHOT).is_dir() and not has_whole_snapshot(root, disk):
@@ -121,9 +117,10 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
-    if is_under_repair(root, disk):
+    if is_under_repair(root, disk) and not report.is_live:
         report.notes.append(f"a repair or rebuild of {root} did not end; run it again: {_repair_command(root)}")
-    for name in [name for name in (*disk.files(root), *disk.directories(root)) if name.endswith(UNFINISHED)]:
+    unfinished = [name for name in (*disk.files(root), *disk.directories(root)) if name.endswith(UNFINISHED)]
+    for name in unfinished if not report.is_live else ():
         report.notes.append(f"{root / name}: {left_over(name)}; {_repair_command(root)} removes it")
     check_config(root, disk, report)
 
@@ -190,10 +187,11 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
             continue
         backup = path.with_name(path.name + BACKUP)
         if config_fault(backup, disk) is None:
-            what = f"{fault}; {backup.name} is whole, the broker takes that"
+            what, step = f"{fault}; {backup.name} is whole, the broker takes that", "`stratalog repair STORE` takes it"
         else:
+            step = "restore the file, or move it away: the broker writes it anew"
             what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
-        _add(report, path, "configuration that can be read", what, _CONFIG_STEP, part="config")
+        _add(report, path, "configuration that can be read", what, step, part="config")
 
 
 def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:

@@ -138,6 +138,11 @@ class _IndexFile:
         return slots_position() + SLOT.size * slot
 
 
+def _last_offset(taken: list[tuple[_IndexFile, _Items]]) -> int:
+    """Log offset of the last item; -1 without one."""
+    return max((int(items.offsets[-1]) for _, items in taken), default=-1)
+
+
 class IndexCheck:
     """Takes the log in chunks, in order, and says what the index lacks or has too much.
 
@@ -147,7 +152,7 @@ class IndexCheck:
     def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
         self._report = report
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
-        self._begin = self._missing_count = self._left_out_tags = 0
+        self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
         self._files: list[_IndexFile] = []
         wanted = file_size(settings.index_slot_count, settings.index_item_capacity)
         for name, size in disk.files(root / INDEX).items():
@@ -213,12 +218,26 @@ class IndexCheck:
             self._report_surplus(file, items, self._expected(chunk, file, with_tags=True), begin)
         there = np.concatenate([items.names(begin) for _, items in taken]) if taken else np.empty(0, np.int64)
         missing = ~np.isin(needed, there)
-        if self._with_tags and missing.any():  # of tags: 5.3 leaves them out, and may have written any stretch
-            for_keys = np.isin(needed, self._expected(chunk, None, with_tags=False).names(begin))
-            self._left_out_tags += int((missing & ~for_keys).sum()) if (~missing & ~for_keys).any() else 0
-            missing &= for_keys
+        if self._with_tags and missing.any():
+            missing = self._without_tags_of_5_3(chunk, expected, missing, taken, begin)
         if missing.any():
             self._report_missing(expected.at(missing), taken)
+
+    def _without_tags_of_5_3(
+        self, chunk: Chunk, expected: _Items, missing: NDArray[np.bool_], taken: list[tuple[_IndexFile, _Items]],
+        begin: int,
+    ) -> NDArray[np.bool_]:  # fmt: skip
+        """What is missing, but for tags' items that 5.3 left out: it may have written any stretch of the log. Those of
+        records whose keys are missing too, or after the last item that was written, are not of its doing."""
+        for_keys = np.isin(expected.names(begin), self._expected(chunk, None, with_tags=False).names(begin))
+        lost, tags = missing & for_keys, missing & ~for_keys
+        has_tags = bool((~missing & ~for_keys).any())
+        behind = np.full(len(missing), not self._report.clean and not self._later_items())
+        behind &= expected.offsets >= _last_offset(taken)
+        if has_tags:
+            left_out = tags & ~behind & ~np.isin(expected.offsets, expected.offsets[lost])
+            self._left_out_tags += int(left_out.sum())
+        return lost | (tags & behind) if has_tags or (not taken and lost.any()) else lost
 
     def _report_surplus(self, file: _IndexFile, items: _Items, expected: _Items, begin: int) -> None:
         """Items that no record has, or with another time than the record's."""
@@ -240,6 +259,7 @@ class IndexCheck:
         offset = int(items.offsets[number])
         if 0 <= offset < self._report.log_begin or self._report.in_damage(offset):
             return
+        self._unknown_count += 1
         self._add(
             file.path, file.position(int(items.numbers[number])),
             f"item {int(items.numbers[number]):,} to be a key of a record",
@@ -247,9 +267,10 @@ class IndexCheck:
         )  # fmt: skip
 
     def _report_missing(self, missing: _Items, taken: list[tuple[_IndexFile, _Items]]) -> None:
+        if self._report.is_unreadable_in(self._directory):  # they may be there
+            return
         if not self._report.clean and not self._later_items():
-            last = max((int(items.offsets[-1]) for _, items in taken), default=-1)
-            behind = missing.offsets >= last
+            behind = missing.offsets >= _last_offset(taken)
             self._report.index_items_behind += int(behind.sum())
             missing = missing.at(~behind)
         if len(missing) and not self._files:
@@ -269,14 +290,10 @@ class IndexCheck:
         """Look at what is left in the files, at their headers and at the chains of their slots."""
         if self._missing_count:
             self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file")
-        if self._left_out_tags:
-            self._report.notes.append(
-                f"{self._directory}: no items for the tags of {self._left_out_tags:,} messages or more, as RocketMQ "
-                "before 5.4 writes it; a query by tag does not find them before the index is rebuilt"
-            )
         for file in self._files:
             rest = file.take(np.iinfo(np.int64).max)
-            lost = 0 if self._report.clean else int((rest.offsets >= self._report.log_end).sum())
+            after = (rest.offsets >= self._report.log_end) & ~self._report.are_in_damage(rest.offsets)
+            lost = 0 if self._report.clean else int(after.sum())
             if lost:
                 number = len(rest) - lost
                 what = f"{lost:,} items for log offset {int(rest.offsets[number]):,} and later"
@@ -284,14 +301,18 @@ class IndexCheck:
             for number in range(len(rest) - lost):
                 self._report_unknown(file, rest, number)
             self._check_inside(file)
+        if self._left_out_tags > self._unknown_count:  # an item that was changed may be of a tag
+            self._report.notes.append(
+                f"{self._directory}: no items for the tags of {self._left_out_tags:,} messages or more, as RocketMQ "
+                "before 5.4 writes it; a query by tag does not find them before the index is rebuilt"
+            )
 
     def _check_inside(self, file: _IndexFile) -> None:
         newest_is_open = file is self._files[-1] and not self._report.clean
         if newest_is_open:
-            self._report.notes.append(
-                f"{file.path} was open when the store stopped: its chains are not checked, "
-                "the next opening builds it again"
-            )
+            why = "is being written" if self._report.is_live else "was open when the store stopped"
+            after = "" if self._report.is_live else ", the next opening builds it again"
+            self._report.notes.append(f"{file.path} {why}: its chains are not checked{after}")
             return
         for name, expected, found in file.header_faults():
             self._add(

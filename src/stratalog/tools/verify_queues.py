@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     CONFIG,
     CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
     SCHEDULE_TOPIC,
     delay_table_ms,
     is_topic,
@@ -50,23 +52,36 @@ _REPAIR = (
 
 
 class _QueueFiles:
-    """The units of one queue as they stand on disk; where there is no file, they read as zeros."""
+    """The units of one queue as they stand on disk; where there is no file, they read as zeros. Nothing is said of
+    those that could not be read."""
 
     def __init__(
-        self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk, extensions: OpenFiles
-    ) -> None:
+        self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk, extensions: OpenFiles,
+        report: VerifyReport,
+    ) -> None:  # fmt: skip
         file_size = settings.consume_queue_file_size
         self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
         self.name = f"{topic}/{queue_id}"
         self._units_per_file = file_size // UNIT.size
         self._files: dict[int, MappedFile] = {}
+        self._unreadable: set[int] = set()
         for name, size in disk.files(self.directory).items():
             start = offset_of(name)
             if start is not None and size == file_size:
-                with contextlib.suppress(Unreadable):
+                try:
                     self._files[start // UNIT.size] = disk.map(self.directory / name)
-        size = settings.consume_queue_ext_file_size
-        self.extension = ExtensionFiles(root, topic, queue_id, extensions, disk, file_size=size)
+                except Unreadable:
+                    self._unreadable.add(start // UNIT.size)
+        self.is_unreadable = report.is_unreadable(self.directory)
+        self.extension_directory = root / CONSUME_QUEUE_EXT / topic / str(queue_id)
+        self._new_extension = partial(
+            ExtensionFiles, root, topic, queue_id, extensions, disk, file_size=settings.consume_queue_ext_file_size
+        )
+        self.load_extension()
+
+    def load_extension(self) -> None:
+        """Find the extension's files; a writer adds some."""
+        self.extension = self._new_extension()
         with contextlib.suppress(CorruptData, OSError):  # of another size: `check_files` tells
             self.extension.load()
 
@@ -79,6 +94,13 @@ class _QueueFiles:
                 stored = np.frombuffer(self._files[start].view, UNIT.dtype, high - low, (low - start) * UNIT.size)
                 found[low - first : high - first] = stored
         return found
+
+    def were_read(self, first: int, count: int) -> NDArray[np.bool_]:
+        """Which of the units [first, first + count) are known, be it that there is no file for them."""
+        known = np.full(count, not self.is_unreadable)
+        for start in self._unreadable:
+            known[max(0, start - first) : max(0, start + self._units_per_file - first)] = False
+        return known
 
     def place(self, queue_offset: int) -> tuple[str, int]:
         """File and position of a unit."""
@@ -118,7 +140,11 @@ class QueueCheck:
 
     def check(self, chunk: Chunk) -> None:
         """Compare the units of these records."""
-        for topic, position in batches_outside(chunk.file, chunk.positions, self._topics):
+        outside = list(batches_outside(chunk.file, chunk.positions, self._topics))
+        if outside and self._report.is_live:  # a topic may have been created meanwhile
+            self._topics = Topics(self._root, self._disk)
+            outside = list(batches_outside(chunk.file, chunk.positions, self._topics))
+        for topic, position in outside:
             if topic not in self._outside:
                 self._report_type(topic, chunk.base_offset + position)
         if not self._has_light_queues and not self._report.light_queue:
@@ -187,12 +213,16 @@ class QueueCheck:
         if is_topic(topic) and record.queue_id >= 0:
             kind = self._kind_of(topic)
             files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
+            if topic not in self._topics.configs and self._report.is_unreadable(self._root / BATCH_CONSUME_QUEUE):
+                files = files if files and files.ranges() else None  # it may be a batch topic
         row = self._table.add(topic, record.queue_id, record.queue_offset, kind=kind)
         self._row_of[topic, record.queue_id] = row
         self._by_row.append(_Expected(files, record.queue_offset) if files else None)
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
-        return _QueueFiles(self._root, topic, queue_id, self._settings, self._disk, self._extensions)
+        return _QueueFiles(
+            self._root, topic, queue_id, self._settings, self._disk, self._extensions, self._report
+        )  # fmt: skip
 
     def _compare(self, chunk: Chunk, begin: int, end: int) -> None:
         """Compare units `begin` to `end - 1` of the chunk, queue by queue."""
@@ -206,11 +236,15 @@ class QueueCheck:
                 continue
             expected = everything[starts[row] : starts[row + 1]]
             stored = queue.files.units(queue.next, len(expected))
+            read = queue.files.were_read(queue.next, len(expected))
+            stored[~read] = expected[~read]
             if stored.tobytes() != expected.tobytes():
-                self._look_up(chunk, queue.files.extension, expected, stored)
+                self._look_up(chunk, queue.files, expected, stored)
+                if self._report.is_live:
+                    self._look_again(chunk, queue, expected, stored)
                 self._report_differences(queue, expected, stored)
             queue.next += len(expected)
-            self._report.unit_count += len(expected)
+            self._report.unit_count += int(np.count_nonzero(read))
 
     def _report_passed_over(self, chunk: Chunk, begin: int, end: int) -> None:
         """Records whose queue was further on than their offset already: the queue does not lead to them."""
@@ -228,19 +262,32 @@ class QueueCheck:
                     )
                 )  # fmt: skip
 
-    @staticmethod
-    def _look_up(chunk: Chunk, extension: ExtensionFiles, expected: Units, stored: Units) -> None:
-        """Put in place of addresses the tags codes that stand there, if the store times there are the records'."""
+    def _look_up(self, chunk: Chunk, files: _QueueFiles, expected: Units, stored: Units) -> None:
+        """Put in place of addresses the tags codes that stand there, if the store times there are the records'; where
+        the extension cannot be read, what is expected."""
         mine = stored["commit_log_offset"] == expected["commit_log_offset"]
         for number in np.flatnonzero(mine & (stored["tags_code"] < 0)).tolist():
             address = int(stored["tags_code"][number])
             if not is_extension_address(address):
                 continue
             with contextlib.suppress(CorruptData, StoreUnavailable):
-                found = extension.read(address)
+                found = files.extension.read(address)
                 position = int(stored["commit_log_offset"][number]) - chunk.base_offset
                 if found.store_timestamp == message_at(chunk.file.map, position).store_timestamp:
                     stored["tags_code"][number] = found.tags_code
+                continue
+            if self._report.is_unreadable_in(files.extension_directory):
+                stored["tags_code"][number] = expected["tags_code"][number]
+
+    def _look_again(self, chunk: Chunk, queue: _Expected, expected: Units, stored: Units) -> None:
+        """Read again what differs: a writer may have been writing there. Zeros at the end stay what is behind."""
+        written = np.flatnonzero(stored["size"])
+        wrong = written[:0] if not written.size else np.flatnonzero((stored != expected)[: written[-1] + 1])
+        if wrong.size:
+            queue.files.load_extension()
+            again = queue.files.units(queue.next, len(expected))[wrong]
+            self._look_up(chunk, queue.files, expected[wrong], again)
+            stored[wrong] = again
 
     def _report_differences(self, queue: _Expected, expected: Units, stored: Units) -> None:
         same = stored == expected
@@ -298,7 +345,9 @@ class QueueCheck:
             if self._is_misplaced(CONSUME_QUEUE, topic, queue_id):
                 continue
             if self._kind_of(topic) != QueueKind.BATCH:
-                self._report.queue_count += 1
+                self._report.queue_count += not self._report.is_unreadable(
+                    self._root / CONSUME_QUEUE / topic / str(queue_id)
+                )
                 self._check_leftovers(topic, queue_id)
             elif is_light(topic) and not queue_id:
                 self._special.expect(topic, queue_id)
@@ -309,7 +358,11 @@ class QueueCheck:
 
     def _look_for_light(self, chunk: Chunk) -> None:
         found = first_light(chunk.file, chunk.positions, chunk.base_offset)
-        if found:
+        if found and self._report.is_live:  # their files come later
+            self._has_light_queues = True
+            for (topic, _), row in self._row_of.items():
+                self._table.rows[row][QUEUE_KIND] = self._kind_of(topic)
+        elif found:
             self._report.light_queue, offset = found
             place = str(self._root / CONSUME_QUEUE / self._report.light_queue)
             what = f"light queues, as the log holds messages of them, the first at log offset {offset:,}"
@@ -363,6 +416,8 @@ class QueueCheck:
     def _check_unclaimed(self, files: _QueueFiles, first: int, stored: Units) -> None:
         report = self._report
         known = (stored["size"] == 0) | fillers(stored) | self._is_damaged(stored)
+        is_gone = (stored["commit_log_offset"] < report.log_begin) & (stored["commit_log_offset"] >= 0)
+        report.gone_count += int(np.count_nonzero(is_gone & (stored["size"] > 0) & ~fillers(stored)))
         known |= stored["commit_log_offset"] < report.log_begin
         if not report.clean:
             lost = np.flatnonzero(~known & (stored["commit_log_offset"] >= report.log_end))
@@ -375,11 +430,7 @@ class QueueCheck:
             self._add(files, first + number, "nothing, the log has no such message", _told(stored[number]))
 
     def _is_damaged(self, stored: Units) -> NDArray[np.bool_]:
-        offsets = stored["commit_log_offset"]
-        inside = np.zeros(len(stored), np.bool_)
-        for damage in self._report.damages:
-            inside |= (offsets >= damage.begin) & (offsets < damage.end)
-        return inside & (stored["size"] > 0)
+        return self._report.are_in_damage(stored["commit_log_offset"]) & (stored["size"] > 0)
 
     def _add(
         self, files: _QueueFiles, queue_offset: int, expected: str, found: str, next_step: str = REBUILD

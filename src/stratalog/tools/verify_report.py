@@ -60,6 +60,8 @@ class VerifyReport:
     index_item_count: int = 0
     torn_size: int = 0
     """Bytes of a record after the log's end that was never finished; the next opening for writing cuts them off."""
+    gone_count: int = 0
+    """Messages before the log's first file that queues still name: removed by retention, or lost with a file."""
     units_behind: int = 0
     index_items_behind: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -79,13 +81,21 @@ class VerifyReport:
 
     def add(self, problem: Problem) -> None:
         with _adding:  # queues and index are checked beside each other
-            if problem.path in self.unreadable:  # what follows from that is no problem of its own
+            if self.is_unreadable(Path(problem.path)):  # what follows from that is no problem of its own
                 return
             self.problem_count += 1
             step = problem.next_step.replace(" STORE", f" {shlex.quote(self.root)}")
             problem = replace(problem, next_step=step)
             if len(self.problems) < LISTED_MAX:
                 self.problems.append(problem)
+
+    def is_unreadable(self, path: Path) -> bool:
+        """Whether a file or directory, or one that it lies in, could not be read."""
+        return bool(self.unreadable) and any(str(at) in self.unreadable for at in (path, *path.parents))
+
+    def is_unreadable_in(self, directory: Path) -> bool:
+        """Whether a directory, or anything below it, could not be read."""
+        return self.is_unreadable(directory) or any(Path(path).is_relative_to(directory) for path in self.unreadable)
 
     def add_unreadable(self, path: Path, error: OSError) -> None:
         """The system does not let a file or directory be read. Once is enough."""
@@ -106,6 +116,13 @@ class VerifyReport:
     def in_damage(self, commit_log_offset: int) -> bool:
         """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""
         return any(damage.begin <= commit_log_offset < damage.end for damage in self.damages)
+
+    def are_in_damage(self, commit_log_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """`in_damage` of each."""
+        inside = np.zeros(len(commit_log_offsets), np.bool_)
+        for damage in self.damages:
+            inside |= (commit_log_offsets >= damage.begin) & (commit_log_offsets < damage.end)
+        return inside
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ What the log calls for is collected while it is walked, and compared with the fi
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,34 @@ class SpecialQueues:
 
     def finish(self) -> None:
         """Compare what was collected with what stands in the files."""
+        report = self._report
         for (topic, queue_id), queue in sorted(self._queues.items()):
-            self._report.queue_count += 1
-            self._compare(f"{topic}/{queue_id}", queue)
+            counts = report.queue_count, report.unit_count, report.units_behind, report.gone_count
+            found = self._compare(f"{topic}/{queue_id}", queue)
+            if found and report.is_live:  # a writer may have been writing there: what is wrong is so twice
+                report.queue_count, report.unit_count, report.units_behind, report.gone_count = counts
+                places = {(problem.path, problem.position) for problem in found}
+                again = self._compare(f"{topic}/{queue_id}", queue)
+                found = [problem for problem in again if (problem.path, problem.position) in places]
+            for problem in found:
+                report.add(problem)
 
-    def _compare(self, name: str, queue: _Expected) -> None:
+    def _compare(self, name: str, queue: _Expected) -> list[Problem]:
+        """A unit is found by what it says, so of a queue with a file that cannot be read nothing can be told."""
         report, layout = self._report, queue.layout
+        self._found: list[Problem] = []
         stored, places = self._stored(queue)
-        real = (stored["size"] != 0) & ~fillers(stored) & (stored["commit_log_offset"] >= report.log_begin)
+        if report.is_unreadable_in(queue.directory):
+            return []
+        report.queue_count += 1
+        real = (stored["size"] != 0) & ~fillers(stored)
+        if layout is BATCH_UNIT:  # what stands in a light queue stands in another one, too
+            gone = stored[real & (stored["commit_log_offset"] < report.log_begin)]
+            report.gone_count += int(np.maximum(gone["batch_size"], 1).sum())
+        real &= stored["commit_log_offset"] >= report.log_begin
         if not report.clean:
-            lost = np.flatnonzero(real & (stored["commit_log_offset"] >= report.log_end))
+            offsets = stored["commit_log_offset"]
+            lost = np.flatnonzero(real & (offsets >= report.log_end) & ~report.are_in_damage(offsets))
             if lost.size:
                 offset = int(stored["commit_log_offset"][lost[0]])
                 what = f"{lost.size:,} units of queue {name} for log offset {offset:,} and later"
@@ -150,6 +169,7 @@ class SpecialQueues:
                 self._add(queue, places[at], what, str(stored[at]))
         if layout is BATCH_UNIT:
             self._check_run(name, queue, stored, places)
+        return self._found
 
     def _check_run(self, name: str, queue: _Expected, stored: Units, places: Any) -> None:
         """A batch queue's units follow each other without a hole, in the file and in the queue, and lost messages are
@@ -177,11 +197,11 @@ class SpecialQueues:
             if start is None or not size:
                 continue
             try:
-                file = self._disk.map(queue.directory / name)
+                with closing(self._disk.open(queue.directory / name)) as file:  # not mapped: read anew each time
+                    data = file.read(0, size)
             except Unreadable:
                 continue
-            units = np.frombuffer(file.view, queue.layout.dtype, size // queue.layout.size).copy()
-            file.close()
+            units: Units = np.frombuffer(data, queue.layout.dtype, len(data) // queue.layout.size)
             pieces.append(units)
             places.append(start + np.arange(len(units)) * queue.layout.size)
         return np.concatenate(pieces), np.concatenate(places)
@@ -192,7 +212,7 @@ class SpecialQueues:
         return str(queue.directory / offset_name(start)), int(place - start)
 
     def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
-        self._report.add(Problem("queue", *self._place(queue, place), expected, found, REBUILD))
+        self._found.append(Problem("queue", *self._place(queue, place), expected, found, REBUILD))
 
 
 def _tags_code(record: Record) -> int:

@@ -1,0 +1,81 @@
+"""An opening that is refused changes nothing: what it leaves is what `repair` works from."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.kinds import KINDS, Kind
+from stratalog.errors import CorruptData
+from stratalog.layout.names import ABORT, LOCK
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted(path for path in (root / "commitlog").iterdir() if any(path.read_bytes()))
+
+
+def queue_file(root: Path, number: int) -> Path:
+    """One of the files of the queue whose files are most."""
+    queues = [path for tree in ("consumequeue", "batchconsumequeue") for path in (root / tree).glob("*/*")]
+    return max((sorted(queue.iterdir()) for queue in queues), key=len)[number]
+
+
+def zero_newest_unit(root: Path) -> None:
+    data = queue_file(root, -1).read_bytes()
+    end = len(data.rstrip(b"\0"))
+    queue_file(root, -1).write_bytes(data[: max(0, end - 30)].ljust(len(data), b"\0"))
+
+
+def add_empty(directory: Path) -> None:
+    newest = max(directory.iterdir())
+    (directory / f"{int(newest.name) + newest.stat().st_size:020d}").touch()
+
+
+REFUSED: dict[str, Callable[[Path], object]] = {
+    "newest log file missing": lambda root: log_files(root)[-1].unlink(),
+    "log file missing": lambda root: log_files(root)[1].unlink(),
+    "no log file": lambda root: [path.unlink() for path in (root / "commitlog").iterdir()],
+    "newest log file exchanged": lambda root: shutil.copyfile(log_files(root)[0], log_files(root)[-1]),
+    "log file cut": lambda root: os.truncate(log_files(root)[1], 4000),
+    "queue file cut": lambda root: os.truncate(queue_file(root, 0), 20),
+}
+BESIDE: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda root: None,
+    "unit": zero_newest_unit,
+    "queue file missing": lambda root: queue_file(root, 1).unlink(),
+    "queue file empty": lambda root: os.truncate(queue_file(root, -1), 0),
+    "empty log file": lambda root: add_empty(root / "commitlog"),
+    "checkpoint": lambda root: (root / "checkpoint").write_bytes(b""),
+    "snapshot": lambda root: (root / "queues.snapshot").unlink(missing_ok=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_refused_opening_changes_no_file(tmp_path: Path, kind: Kind, is_clean: bool) -> None:
+    kind.made(tmp_path / "whole", count=300)
+    refused = 0
+    for why, spoil in REFUSED.items():
+        for what, also in BESIDE.items():
+            root = tmp_path / "store"
+            shutil.copytree(tmp_path / "whole", root)
+            also(root)
+            spoil(root)
+            if not is_clean:
+                (root / ABORT).touch()
+            before = contents(root)
+            try:
+                kind.open(root).close()
+            except CorruptData:
+                refused += 1
+                assert contents(root) == before, (why, what)
+            shutil.rmtree(root)
+    assert refused > len(REFUSED) * len(BESIDE) // 2
+
+
+def contents(root: Path) -> dict[str, bytes | bool]:
+    """All files by name; the lock and the marker of an unclean stop hold what the last process wrote."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(root)): path.name == ABORT or path.read_bytes() for path in paths}
