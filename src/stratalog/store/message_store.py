@@ -72,7 +72,7 @@ from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.sizes import note_sizes
-from stratalog.store.snapshot import load_queues, store_snapshot
+from stratalog.store.snapshot import QueueEnd, load_queues, note_ends, store_snapshot
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 from stratalog.store.uncopied import Uncopied
@@ -172,7 +172,7 @@ class MessageStore(Uncopied):
         self.queue_set.beside_writer = beside_writer
         self.queue_set.load()
         trusted = last_locked if clean else None
-        untouched, damages = load_queues(
+        untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
         )
         if not self._disk.read_only:
@@ -181,12 +181,18 @@ class MessageStore(Uncopied):
             self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
             if self.log.files and not clean:  # the crash may have been between a file's creation and its name's flush
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
+
+        def accept(ends: Sequence[QueueEnd]) -> None:
+            if not self._disk.read_only:
+                note_ends(self.root, self._disk, ends, self.log.first_offset)
+            self.queue_set.files.settle()
+
         try:
             self.recovery = recover(
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
                 may_be_torn=not clean or bool(damages), untouched=untouched,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-                accept=self.queue_set.files.settle, invalidate=lambda: self._invalidate(checkpoint.seal),
+                noted=noted, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
                 beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):
@@ -212,6 +218,7 @@ class MessageStore(Uncopied):
             self._flush_log()  # what was built of it waits for dispatch's first turn: the old checkpoint still holds
         else:
             self._flush_all()
+            note_ends(self.root, self._disk, [], self.log.first_offset)
         dispatching = Periodic(
             "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due, woken=self.dispatch
         )  # fmt: skip

@@ -62,7 +62,7 @@ built.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -78,7 +78,9 @@ from stratalog.store.evidence import check_belonging, checkpointed, drop_torn, q
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record
+from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
+from stratalog.store.snapshot import QueueEnd
 
 _PAGE_SIZE = 4096
 _CHECKED_FILES = 3
@@ -128,17 +130,17 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     may_be_torn: bool, untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    accept: Callable[[], None] = lambda: None, invalidate: Callable[[], None] = lambda: None,
-    may_presume: bool = True, beside_writer: bool = False,
+    noted: Sequence[QueueEnd] = (), accept: Callable[[Sequence[QueueEnd]], None] = lambda ends: None,
+    invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `may_be_torn` says that a crash, this or an earlier one, may have kept a record from being written to its end.
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
-    vouched for. `accept` is called when nothing will be refused any more, before the first change; `invalidate` before
-    what is there goes, because it is not what it was vouched for as. Raises `CorruptData` when a part of the log is not
-    there.
+    vouched for. `accept` is called when nothing will be refused any more, before the first change: with what only units
+    tell that are about to go, if any; an opening that was killed `noted` it. `invalidate` is called before what is
+    there goes, because it is not what it was vouched for as. Raises `CorruptData` when a part of the log is not there.
 
     Where much is to be read and nothing vouches for what is derived from it, queues and index follow the walk over the
     log closely, up to an end that is presumed first (not without `may_presume`).
@@ -170,11 +172,20 @@ def recover(
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
         told = {}  # by units that are about to go
-        if not beside_writer and (not intact or found.quarantined or report.quarantined):
+        if not beside_writer and (not intact or found.quarantined):
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
-        accept()
+        is_sealed = intact and seal is not None
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
+        before = {dispatcher.queue(one.topic, one.queue_id): one for one in noted}
+        # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
+        queues = [] if untouched and intact else list(dispatcher.queues.values())
+        ends = {queue: _end_of(queue, end, (torn or {}).get(queue, 0), told.get(queue, 0), before) for queue in queues}
+        is_ahead = any(one.given_end < one.known_end for one in ends.values())
+        is_told = noted or not (is_sealed and intact) or found.quarantined or torn or is_ahead
+        accept(list(ends.values()) if is_told else [])
         if not intact:
+            if index:
+                index.clear()
             invalidate()
         begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
         first = begin if clean or beside_writer else min(begin, _checked_by_rocketmq(log, end))
@@ -184,10 +195,6 @@ def recover(
                 spans = itertools.chain(passed, spans)
             report.quarantined += earlier.found.quarantined
         _presume_end(log, end, None if clean else vouched_end)
-        # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
-        queues = [] if untouched and intact else list(dispatcher.queues.values())
-        ends = {queue: max(queue.offset_of(end), (torn or {}).get(queue, 0), told.get(queue, 0)) for queue in queues}
-        known = {queue: max(queue.end_offset, (torn or {}).get(queue, 0)) for queue in queues if not beside_writer}
         kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
@@ -203,14 +210,14 @@ def recover(
         log.end_offset = limit
         return recover(
             log, dispatcher, index, checkpoint, clean=clean, may_be_torn=may_be_torn, untouched=untouched, meter=meter,
-            keep=keep, invalidate=invalidate, may_presume=False, beside_writer=False,
+            keep=keep, noted=list(ends.values()), accept=accept, invalidate=invalidate, may_presume=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
-    if report.quarantined:  # an offset that was given to a message is never given to another
-        for queue, given in ((queue, given) for queue, given in ends.items() if queue.end_offset < given):
+    if report.quarantined or noted:  # an offset that was given to a message is never given to another
+        for queue, given in ((queue, one.given_end) for queue, one in ends.items() if queue.end_offset < one.given_end):
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
                 queue.skip_to(given, _unused_place(log))
             else:
@@ -218,14 +225,23 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
                     f"the log has room for; {queue.end_offset:,} does"
                 )
-    ahead = [queue for queue, known_end in known.items() if queue.end_offset < known_end]
-    if ahead:
+    ahead = [one for queue, one in ends.items() if queue.end_offset < one.known_end]
+    if ahead and not beside_writer:
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
-            f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {known[ahead[0]] - 1:,}. Those messages are lost, and "
-            "their offsets are given again"
+            f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Those messages are lost, "
+            "and their offsets are given again"
         )
     return report
+
+
+def _end_of(
+    queue: UnitQueue, log_end: int, torn_end: int, told_end: int, noted: Mapping[UnitQueue, QueueEnd]
+) -> QueueEnd:  # fmt: skip
+    """Where a queue ends by all that is known of it: its units, one that was dropped, and an earlier opening."""
+    before = noted.get(queue) or QueueEnd(queue.topic, queue.queue_id, 0, 0)
+    given_end = max(queue.offset_of(log_end), torn_end, told_end, before.given_end)
+    return QueueEnd(queue.topic, queue.queue_id, given_end, max(queue.end_offset, torn_end, before.known_end))
 
 
 def _checked_by_rocketmq(log: CommitLog, end_offset: int) -> int:
@@ -247,15 +263,13 @@ def _load_index(
     index: Index | None, log: CommitLog, seal: Seal | None, end_offset: int, *, clean: bool, intact: bool,
     beside_writer: bool,
 ) -> bool:  # fmt: skip
-    """Load the index files. Unless they and all else are intact, the index begins anew."""
+    """Load the index files; returns whether they and all else are intact."""
     if index:
         vouched_end = seal.log_end_offset if seal else 0
         is_vouched = beside_writer or (clean and vouched_end == end_offset)
         index.load(end_offset, clean=clean, checked_from=end_offset if is_vouched else vouched_end)
         is_open = beside_writer and seal is None  # its writer builds what is missing
         intact = intact and (is_open or _index_is_intact(seal, index, log, end_offset, clean=clean))
-        if not intact:
-            index.clear()
     return intact
 
 

@@ -42,6 +42,7 @@ _NO_STAMP: Stamp = (0, 0, 0)
 
 _QueueId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=OFFSETS_END)]
+_UnitOffset = Annotated[int, msgspec.Meta(ge=0, lt=OFFSETS_END // UNIT.size)]
 
 
 class _Queue(msgspec.Struct, array_like=True, frozen=True):
@@ -59,6 +60,17 @@ class _Topic(msgspec.Struct, array_like=True, frozen=True):
     queues: list[_Queue]
 
 
+class QueueEnd(msgspec.Struct, array_like=True, frozen=True):
+    """What an opening that was killed knew of a queue whose units it was about to cut."""
+
+    topic: str
+    queue_id: _QueueId
+    given_end: _UnitOffset
+    """The queue offset after the newest that was given to a message of the log."""
+    known_end: _UnitOffset
+    """The same of a message that the queue knew, though the log ends before it."""
+
+
 class _Snapshot(msgspec.Struct, frozen=True):
     lock: Stamp
     log_file: Stamp
@@ -68,6 +80,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
     directory: Stamp
     topics: list[_Topic]
     damages: list[tuple[_Offset, _Offset, str]] = []
+    ends: list[QueueEnd] = []
 
 
 def store_snapshot(
@@ -105,6 +118,14 @@ def note_damages(root: Path, disk: Disk, damages: Iterable[Damage], log_begin: i
         disk.remove(root / names.SNAPSHOT)
 
 
+def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) -> None:
+    """Note where queues end beside what the snapshot says, before units that alone tell it are removed: an opening that
+    is killed after that is not the last to know."""
+    snapshot = _read(root, disk) or _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_begin, 1, _NO_STAMP, [])
+    if (noted := list(ends)) != snapshot.ends:
+        _store(msgspec.structs.replace(snapshot, ends=noted), root, disk)
+
+
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
     text = msgspec.json.encode(snapshot)
     disk.replace(root / names.SNAPSHOT, b"%08x\n" % crc_of(text) + text)
@@ -122,9 +143,10 @@ def _directory(root: Path, topic: str, queue_id: int) -> str:
 
 def load_queues(
     root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal | None, *, lock: Stamp | None
-) -> tuple[bool, list[Damage]]:
+) -> tuple[bool, list[Damage], list[QueueEnd]]:
     """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store,
-    or written to the log or a queue, since; and what was damaged in the log then, and still is.
+    or written to the log or a queue, since; what was damaged in the log then, and still is; and what an opening noted
+    that was killed.
 
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean.
     """
@@ -137,7 +159,7 @@ def load_queues(
                 for topic in snapshot.topics
                 for queue in topic.queues
             ]
-            return all(same), damages
+            return all(same), damages, snapshot.ends
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
@@ -146,7 +168,7 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
-    return False, damages
+    return False, damages, snapshot.ends if snapshot else []
 
 
 def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
@@ -205,7 +227,8 @@ def _read(root: Path, disk: Disk) -> _Snapshot | None:
         snapshot = msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
     except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
         return None
-    return snapshot if all(map(_is_possible, snapshot.topics)) else None
+    is_possible = all(map(_is_possible, snapshot.topics)) and all(names.is_topic(end.topic) for end in snapshot.ends)
+    return snapshot if is_possible else None
 
 
 def _is_possible(topic: _Topic) -> bool:
