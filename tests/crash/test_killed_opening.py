@@ -5,16 +5,20 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from crash.faults import Stopped, install
-from store.kinds import KINDS, Key, Kind
+from store.kinds import KINDS, SIZES, Key, Kind
 from store.model import flip
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT
 from stratalog.store import disk
 from stratalog.store.message_store import MessageStore
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 
 LOST_UNITS = 3
 
@@ -35,17 +39,13 @@ STATES: dict[str, Callable[[Path, Kind], object]] = {
 
 
 def zero_units(root: Path, kind: Kind) -> None:
-    """The newest units but one of the queue: that one alone tells its end."""
-    units = kind.layout.size
-    data = b"".join(path.read_bytes() for path in kind.files(root, kind.queues[0]))
-    last = len(data.rstrip(b"\0")) // units  # a unit may end with zeros
-    for number in range(last - LOST_UNITS, last):
-        path = kind.files(root, kind.queues[0])[number * units // len(kind.files(root, kind.queues[0])[0].read_bytes())]
-        size = path.stat().st_size
-        content = bytearray(path.read_bytes())
-        at = number * units % size
-        content[at : at + units] = bytes(units)
-        path.write_bytes(content)
+    """Zero the newest units of a queue."""
+    files, size = kind.files(root, kind.queues[0]), kind.layout.size
+    units = [(path, at) for path in files for at in range(0, path.stat().st_size, size)]
+    written = [(path, at) for path, at in units if any(path.read_bytes()[at : at + size])]
+    for path, at in written[-LOST_UNITS:]:
+        data = path.read_bytes()
+        path.write_bytes(data[:at] + bytes(size) + data[at + size :])
 
 
 def zero_tail(root: Path) -> None:
@@ -64,18 +64,22 @@ def told(store: MessageStore) -> tuple[dict[Key, int], list[str]]:
     return ends, [note for note in store.recovery.notes if "lost" in note]
 
 
+def make(root: Path, kind: Kind, state: str, *, is_clean: bool) -> None:
+    content = kind.made(root)
+    newest = sorted({known.commit_log_offset for known in content.queues[kind.queues[0]].values()})[-2:]
+    damage_newest(root, newest, 16 * 1024)
+    STATES[state](root, kind)
+    if not is_clean:
+        (root / ABORT).touch()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
     tmp_path: Path, kind: Kind, state: str, is_clean: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = kind.made(tmp_path / "whole")
-    newest = sorted({known.commit_log_offset for known in content.queues[kind.queues[0]].values()})[-2:]
-    damage_newest(tmp_path / "whole", newest, 16 * 1024)
-    STATES[state](tmp_path / "whole", kind)
-    if not is_clean:
-        (tmp_path / "whole" / ABORT).touch()
+    make(tmp_path / "whole", kind, state, is_clean=is_clean)
     root = tmp_path / "store"
     shutil.copytree(tmp_path / "whole", root)
     calls = install(monkeypatch, root)
@@ -95,3 +99,35 @@ def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
             ends, notes = told(store)
             assert ends == straight[0], (number, calls.calls[-3:])
             assert notes == straight[1] or number >= ended - 3, number  # there the killed one was done
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("state", ["no seal", "a queue gone", "units gone"])
+@pytest.mark.parametrize("verb", ["rebuild", "repair"])
+def test_after_a_killed_opening_the_tools_give_no_offset_again_either(
+    tmp_path: Path, kind: Kind, state: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "whole", kind, state, is_clean=False)
+    root, settings = tmp_path / "store", StoreSettings().override({**SIZES, **kind.settings})
+    shutil.copytree(tmp_path / "whole", root)
+    calls = install(monkeypatch, root)
+    with kind.open(root) as store:
+        straight, count = told(store)[0], len(calls.calls)
+    done = 0
+    for number in (-1, 0, *range(count // 4, count, count // 8), count):
+        monkeypatch.setattr(disk, "os", os)
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "whole", root)
+        calls = install(monkeypatch, root)
+        calls.stop_at = number
+        with suppress(Stopped):
+            if number >= 0:
+                kind.open(root).close()
+        monkeypatch.setattr(disk, "os", os)
+        with suppress(CorruptData):  # it says that the log was longer
+            rebuild(root, settings=settings) if verb == "rebuild" else repair(plan_repair(root, settings=settings))
+            with kind.open(root) as store:
+                ends = told(store)[0]
+            done += 1
+            assert all(ends[queue] >= end for queue, end in straight.items()), number
+    assert done or verb == "rebuild"

@@ -10,6 +10,7 @@ import pytest
 from store.kinds import KINDS, Kind
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, LOCK
+from stratalog.tools.verify_files import UNDER_REPAIR
 
 
 def log_files(root: Path) -> list[Path]:
@@ -64,7 +65,7 @@ def test_a_refused_opening_changes_no_file(tmp_path: Path, kind: Kind, is_clean:
             also(root)
             spoil(root)
             if not is_clean:
-                (root / ABORT).touch()
+                (root / ABORT).write_bytes(UNDER_REPAIR)
             before = contents(root)
             try:
                 kind.open(root).close()
@@ -75,7 +76,7 @@ def test_a_refused_opening_changes_no_file(tmp_path: Path, kind: Kind, is_clean:
     assert refused > len(REFUSED) * len(BESIDE) // 2
 
 
-def contents(root: Path) -> dict[str, bytes | bool]:
-    """All files by name; the lock and the marker of an unclean stop hold what the last process wrote."""
+def contents(root: Path) -> dict[str, bytes]:
+    """All files by name, but for the lock."""
     paths = [path for path in root.rglob("*") if path.is_file() and path.name != LOCK]
-    return {str(path.relative_to(root)): path.name == ABORT or path.read_bytes() for path in paths}
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}

@@ -165,7 +165,8 @@ class MessageStore(Uncopied):
             note_sizes(self.settings, self.root, self._disk)
 
     def _load(self, last_locked: Stamp, progress: Callable[[Progress], None] | None) -> None:
-        clean = not self._disk.exists(self.root / names.ABORT)
+        abort = self.root / names.ABORT
+        clean, is_accepted = not self._disk.exists(abort), False
         checkpoint = Checkpoint.load(self.root, self._disk)  # first: beside a writer it must not be ahead of the log
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
@@ -178,11 +179,14 @@ class MessageStore(Uncopied):
         if not self._disk.read_only:
             if self.index:
                 self.index.sizes()  # raises before anything is changed
-            self._disk.replace(self.root / names.ABORT, str(os.getpid()).encode())
+            mark = None if clean else self._disk.read(abort)
+            self._disk.replace(abort, str(os.getpid()).encode())
             if self.log.files and not clean:  # the crash may have been between a file's creation and its name's flush
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
 
         def accept(ends: Sequence[QueueEnd]) -> None:
+            nonlocal is_accepted
+            is_accepted = True
             if not self._disk.read_only:
                 note_ends(self.root, self._disk, ends, self.log.first_offset)
             self.queue_set.files.settle()
@@ -196,8 +200,11 @@ class MessageStore(Uncopied):
                 beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):
-            if clean and not self._disk.read_only and not self._is_invalidated:  # nothing was changed yet
-                self._disk.remove(self.root / names.ABORT)
+            if not self._disk.read_only:
+                if clean and not self._is_invalidated:  # nothing was changed yet
+                    self._disk.remove(abort)
+                elif not is_accepted:
+                    self._disk.replace(abort, mark or b"")
             raise
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:

@@ -126,6 +126,20 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
         _store(msgspec.structs.replace(snapshot, ends=noted), root, disk)
 
 
+def keep_ends(root: Path, disk: Disk) -> None:
+    """Remove the snapshot, of a store that is about to be repaired, but for the ends that are noted in it."""
+    if ends := noted_ends(root, disk):
+        _store(_Snapshot(_NO_STAMP, _NO_STAMP, 0, 0, 1, _NO_STAMP, [], ends=ends), root, disk)
+    else:
+        disk.remove(root / names.SNAPSHOT)
+
+
+def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
+    """What an opening noted that was killed."""
+    snapshot = _read(root, disk)
+    return snapshot.ends if snapshot else []
+
+
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
     text = msgspec.json.encode(snapshot)
     disk.replace(root / names.SNAPSHOT, b"%08x\n" % crc_of(text) + text)

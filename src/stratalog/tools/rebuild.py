@@ -42,7 +42,7 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import note_sizes, sized
-from stratalog.store.snapshot import note_damages
+from stratalog.store.snapshot import QueueEnd, note_damages, note_ends, noted_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
@@ -172,9 +172,10 @@ def rebuild_locked(
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
-        if light or any(topic not in topics.configs for topic in outside):  # only the log says so
+        ends = [] if may_serve_less or "queues" not in parts else list(_lost_ends(root, staging, disk, rebuilt.damages))
+        if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light)
+            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -311,8 +312,27 @@ def _bitmap_count(root: Path, staging: Path, disk: Disk) -> int:
     )
 
 
-def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "") -> None:
-    """A store with the same log, configuration and kinds of queues, and further ones."""
+def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage]) -> Iterator[QueueEnd]:
+    """Ends of the queues that ended with lost messages: their units say so, or lead to damaged records."""
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, old in queue_directories(root, tree, disk):
+            lost, built = 0, 0
+            for numbers, offsets, _, counts, tags_codes in written_units(old, layout, disk):
+                is_lost = tags_codes == LOST_TAGS_CODE
+                for damage in damages:
+                    is_lost |= (offsets >= damage.begin) & (offsets < damage.end)
+                lost = max(lost, int((numbers + np.maximum(counts, 1))[is_lost].max(initial=0)))
+            for numbers, _, _, counts, _ in written_units(staging / tree / topic / str(queue_id), layout, disk):
+                built = max(built, int((numbers + np.maximum(counts, 1)).max(initial=0)))
+            if 0 < built < lost:
+                yield QueueEnd(topic, queue_id, lost, 0)
+
+
+def _prepare(
+    root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "",
+    ends: Collection[QueueEnd] = (),
+) -> None:  # fmt: skip
+    """A store with the same log, configuration and kinds of queues, and further ones; none ends before its `ends`."""
     foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
     if foreign:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
@@ -327,6 +347,8 @@ def _prepare(root: Path, staging: Path, *, batch_topics: Collection[str] = (), l
     there = Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE))
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
+    if noted := [*noted_ends(root, disk), *ends]:
+        note_ends(staging, disk, noted, 0)
     for topic in filter(is_light, [*disk.directories(root / names.CONSUME_QUEUE), light_queue]):
         disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # see `has_light_queues`
 

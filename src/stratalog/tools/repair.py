@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, SNAPSHOT, STAGING, UNFINISHED_COPY
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.store.os_errors import refusing
+from stratalog.store.snapshot import keep_ends
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
@@ -110,7 +111,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
     rebuilds = any(action.kind == "rebuild" for action in plan.actions)
     if plan.report.clean or rebuilds:
         disk.replace(root / ABORT, UNDER_REPAIR if plan.report.clean else UNDER_REPAIR_UNCLEAN)
-    disk.remove(root / SNAPSHOT)  # it is of the store as it was
+    keep_ends(root, disk)
     for action in plan.actions:
         step(described(action))
         path = root / action.path
