@@ -257,7 +257,8 @@ class Ledger:
         """Compare with what a side reads from the whole store."""
         for queue, messages in self.acknowledged.items():
             there = {message["queue_offset"]: content_of(message) for message in found.get(queue, [])}
-            assert sorted(there) == list(range(len(there))), f"{queue} has holes"
+            holes = sorted(set(range(max(there, default=-1) + 1)) - there.keys())
+            assert not holes, f"{queue} ends at {max(there) + 1} and has holes: {holes}"
             lost = sorted(messages.keys() - there.keys())
             assert not lost, f"{queue}: {len(lost)} acknowledged messages are gone, the first at {lost[0]}"
             for queue_offset, content in messages.items():
