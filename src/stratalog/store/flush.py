@@ -72,17 +72,19 @@ class LoopCommit:
     def start(self) -> None:
         self._thread.start()
 
-    def durable(self, offset: int) -> "asyncio.Future[None]":
-        """A future of the running loop, done when every byte below `offset` is durable."""
-        loop = asyncio.get_running_loop()
+    def here(self) -> "_Waiters":
+        """Who waits in the running loop. Raises `ConfigurationError` where none is running."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "put_async waits in an event loop of asyncio, and none is running here: use put, or run it with "
+                "asyncio.run"
+            ) from None
         waiters: _Waiters | None = getattr(self._here, "waiters", None)
         if waiters is None or waiters.loop is not loop:
             waiters = self._here.waiters = _Waiters(loop, self._commit.log, self.ask)
-        future = loop.create_future()
-        waiters.pending.append((offset, future))
-        if waiters.asked <= waiters.answered:
-            self.ask(waiters)
-        return future
+        return waiters
 
     def ask(self, waiters: "_Waiters") -> None:
         """Let the flush that comes next wake these."""
@@ -154,6 +156,14 @@ class _Waiters:
         self.failure: Exception | None = None
         self.asked = self.answered = self.told = 0
 
+    def durable(self, offset: int) -> "asyncio.Future[None]":
+        """A future of the loop, done when every byte below `offset` is durable."""
+        future = self.loop.create_future()
+        self.pending.append((offset, future))
+        if self.asked <= self.answered:
+            self._ask(self)
+        return future
+
     def wake(self) -> None:
         """Let the loop run `flushed`. Any thread may call it."""
         self._again = time.monotonic() + _AGAIN_S
@@ -182,16 +192,6 @@ class _Waiters:
                 future.exception()  # or asyncio logs it when its task was interrupted
             del pending[0]
         self.told = number
-
-
-def check_loop() -> None:
-    """Raise `ConfigurationError` outside of a running event loop of asyncio."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigurationError(
-            "put_async waits in an event loop of asyncio, and none is running here: use put, or run it with asyncio.run"
-        ) from None
 
 
 class TimedFlush:

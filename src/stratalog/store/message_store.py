@@ -49,7 +49,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.disk import ClockNs, Disk, Stamp, failed, lock_owner
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
-from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, check_loop, is_wait
+from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.locks import InsideCall, free, is_owned
@@ -442,23 +442,22 @@ class MessageStore(Uncopied):
 
         Takes what `put` takes, but `wait`. Thousands may be in flight: they share flushes.
         """
-        futures = None
+        waiters = None
         if self.settings.flush == "sync":  # before anything is stored
-            check_loop()
-            futures = self._futures or self._start_futures()
+            waiters = (self._futures or self._start_futures()).here()
             if properties is not None:
                 properties = {**properties} if type(properties) is dict else exact_properties(properties)
                 for name in properties:
                     if type(name) is not str or name == WAIT:
                         properties = exact_properties(properties)
-                        futures = futures if is_wait(properties.get(WAIT)) else None
+                        waiters = waiters if is_wait(properties.get(WAIT)) else None
                         break
         receipt = self.put(
             topic, body, queue_id=queue_id, tags=tags, keys=keys, unique_key=unique_key, properties=properties,
             born_timestamp=born_timestamp, wait=False,
         )  # fmt: skip
-        if futures:
-            await futures.durable(receipt.end_offset)
+        if waiters:
+            await waiters.durable(receipt.end_offset)
         return receipt
 
     def _start_futures(self) -> LoopCommit:
