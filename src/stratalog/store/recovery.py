@@ -51,7 +51,7 @@ The files as a whole are in one of these states; what is refused is refused befo
 
 Every step can be interrupted and run again: nothing but bytes after the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
-checkpoint is made to vouch for the log alone. The scan begins at the newest record below the seal that a queue knows;
+checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue ends, that is noted. The scan begins at the newest record below the seal that a queue knows;
 without a seal that holds, at the log's beginning. After a crash damage is looked for in the last three log files too,
 where RocketMQ would end the log.
 
