@@ -16,6 +16,7 @@ from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT
 from stratalog.store import disk
 from stratalog.store.message_store import MessageStore
+from stratalog.store.snapshot import QueueEnd, note_ends
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -99,6 +100,20 @@ def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
             ends, notes = told(store)
             assert ends == straight[0], (number, calls.calls[-3:])
             assert notes == straight[1] or number >= ended - 3, number  # there the killed one was done
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_a_killed_opening_noted_is_void_once_another_has_closed_the_store(tmp_path: Path, kind: Kind) -> None:
+    kind.made(tmp_path)
+    with kind.open(tmp_path) as store:
+        ends = told(store)[0]
+    note_ends(tmp_path, disk.Disk(), [QueueEnd(*queue, end + 5, end + 5) for queue, end in ends.items()], 0)
+    with kind.open(tmp_path) as store:
+        assert told(store)[0] == ends
+    (tmp_path / ABORT).touch()
+    note_ends(tmp_path, disk.Disk(), [QueueEnd(*queue, end + 5, end + 5) for queue, end in ends.items()], 0)
+    with kind.open(tmp_path) as store:
+        assert told(store)[0] == {queue: end + 5 for queue, end in ends.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -196,8 +196,8 @@ class MessageStore(Uncopied):
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
                 may_be_torn=not clean or bool(damages), untouched=untouched,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-                noted=noted, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
-                beside_writer=beside_writer,
+                noted=noted if not clean or self._disk.is_draft else (), accept=accept,
+                invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):
             if not self._disk.read_only:

@@ -51,9 +51,9 @@ The files as a whole are in one of these states; what is refused is refused befo
 
 Every step can be interrupted and run again: nothing but bytes after the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
-checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue ends, that is noted. The scan begins at the newest record below the seal that a queue knows;
-without a seal that holds, at the log's beginning. After a crash damage is looked for in the last three log files too,
-where RocketMQ would end the log.
+checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue ends, that is noted.
+The scan begins at the newest record below the seal that a queue knows; without a seal that holds, at the log's
+beginning. After a crash damage is looked for in the last three log files too, where RocketMQ would end the log.
 
 Much of the log that nothing vouches for (no seal after a crash, or queues that contradict it) is read once: queues
 and index are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is

@@ -135,7 +135,7 @@ def keep_ends(root: Path, disk: Disk) -> None:
 
 
 def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
-    """What an opening noted that was killed."""
+    """What an opening noted that was killed; it counts as long as the store is marked as not closed."""
     snapshot = _read(root, disk)
     return snapshot.ends if snapshot else []
 

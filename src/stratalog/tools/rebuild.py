@@ -347,7 +347,8 @@ def _prepare(
     there = Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE))
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
-    if noted := [*noted_ends(root, disk), *ends]:
+    known = noted_ends(root, disk) if disk.exists(root / names.ABORT) else ()  # else another has opened it since
+    if noted := [*known, *ends]:
         note_ends(staging, disk, noted, 0)
     for topic in filter(is_light, [*disk.directories(root / names.CONSUME_QUEUE), light_queue]):
         disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # see `has_light_queues`
