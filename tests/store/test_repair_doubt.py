@@ -624,3 +624,30 @@ def test_what_repair_makes_of_a_batch_record_agrees_with_itself(tmp_path: Path, 
         assert (again.actions, again.message_count) == ([], plan.message_count), at - begin
         assert plan.message_count + plan.lost_count == 16
         shutil.rmtree(tmp_path / "store")
+
+
+@pytest.mark.parametrize("lost", ["nothing", "units", "first log file"])
+@pytest.mark.parametrize(("field", "value"), [("sys_flag", 4), ("sys_flag", 12), ("queue_offset", 0)])
+def test_a_record_whose_head_keeps_it_from_its_queue_is_restored(
+    field: str, value: int, lost: str, tmp_path: Path
+) -> None:
+    """Units say where it belongs; without them the hole between its neighbours does."""
+    size, bits = 16 * RECORD_SIZE, {"sys_flag": "i", "queue_offset": "q"}
+    receipts = filled(tmp_path / "whole", 60, mapped_file_size_commit_log=size)
+    begin = size if lost == "first log file" else 0
+    there = [receipt for receipt in receipts if receipt.commit_log_offset >= begin]
+    if lost == "units":
+        without_units(tmp_path / "whole")
+        there = there[4:-2]  # of the oldest and the newest of each queue nobody knows
+    if begin:
+        log_path(tmp_path / "whole").unlink()
+    for receipt in {*there[:2], *there[2:-2:5], *there[-2:]}:
+        root = tmp_path / "store"
+        shutil.copytree(tmp_path / "whole", root)
+        put, (file, position) = served(root), divmod(receipt.commit_log_offset, size)
+        path = root / "commitlog" / f"{file * size:020d}"
+        change(path, position + HEAD.position(field), struct.pack(">" + bits[field], value))
+        plan = plan_repair(root)
+        assert repair(plan).ok
+        assert (served(root), plan.lost) == (put, []), receipt
+        shutil.rmtree(root)

@@ -164,6 +164,12 @@ class Judge:
             has_garbage = HEAD.unpack(self._read(offset, HEAD.size)).sys_flag & ~KNOWN_MASK
             if claims and has_garbage and not is_restored:
                 self._set_aside(offset, size, WILD)
+        for offset, size in self._evidence.hidden.items():  # it has a queue offset, which is 0 in what enters no queue
+            data = self._read(offset, size)
+            own = claim_of(decode_record(data, verify=False))
+            room = self._evidence.queue(*own.key).room_at(offset)
+            if offset not in self._evidence.claims and own.queue_offset > 0 and room == (own.queue_offset, own.end):
+                self._propose(offset, size, [own], None, is_damaged=False)
         for offset, claims in self._evidence.light_claims.items():
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
         elsewhere = {offset for _, offset, *_ in outcast}.union(*self._proposed.values())
@@ -222,7 +228,7 @@ class Judge:
         offset, size, number, end = (int(column[at]) for column in (
             queue.offsets, queue.sizes, queue.numbers, queue.ends,
         ))  # fmt: skip
-        low = int(queue.ends[at - 1]) if at else 0
+        low = int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0  # what was in front may be removed
         high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else None
         votes = (number == low) + (end == high)
         data = self._read(offset, size)
