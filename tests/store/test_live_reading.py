@@ -461,3 +461,30 @@ def test_a_unit_that_is_being_written_is_no_problem_and_a_wrong_one_is(
         assert report.is_live
         assert [problem.path for problem in report.problems] == [str(path)] * len(report.problems) != []
         store.log.fail(StoreReadOnly("the test has damaged the store"))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("meanwhile", ["opens", "opens and closes", "closes", "is opened again and again"])
+def test_verify_finds_no_damage_where_a_writer_comes_or_goes_meanwhile(
+    kind: Kind, meanwhile: str, tmp_path: Path
+) -> None:
+    content, begun = kind.made(tmp_path), 60
+    stores = [kind.open(tmp_path)] if meanwhile == "closes" else []
+
+    def act(*_: object) -> None:
+        nonlocal begun
+        if meanwhile == "closes":
+            while stores:
+                kind.fill(stores[-1], content, begin=begun, count=60)
+                stores.pop().close()
+        elif not stores or meanwhile.endswith("again"):
+            stores.append(kind.open(tmp_path))
+            kind.fill(stores[-1], content, begin=begun, count=60)
+            begun += 60
+            if meanwhile != "opens":
+                stores[-1].close()
+
+    report = verify(tmp_path, settings=StoreSettings().override({**SIZES, **kind.settings}), progress=act)
+    assert (report.ok, report.problems[:2]) == (True, [])
+    for store in stores:
+        store.close()

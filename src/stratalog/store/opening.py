@@ -76,7 +76,7 @@ def open_store(
     settings = (settings or StoreSettings()).override(given)
     pauses_s = iter(_PAUSES_S if disk.read_only else ())
     while True:
-        seen = _stamps(root, disk)
+        seen = stamps(root, disk)
         store: MessageStore | None = None
         try:
             _check_directory(root, disk)
@@ -85,7 +85,7 @@ def open_store(
             store.open(last_locked, progress)
             store.recovery.notes += guessed
             pause_s = next(pauses_s, None)
-            if pause_s is None or not store.recovery.clean or _stamps(root, disk) == seen:
+            if pause_s is None or not store.recovery.clean or stamps(root, disk) == seen:
                 without_index = replace(settings, message_index_enable=False)
                 store.fresh_view = partial(open_store, root, mode="r", clock_ns=clock_ns, settings=without_index)
                 return store
@@ -98,7 +98,7 @@ def open_store(
             if not isinstance(error, StratalogError | OSError | MemoryError):
                 raise
             pause_s = next(pauses_s, None)
-            if pause_s is None or not (lock_owner(root / names.LOCK) or _stamps(root, disk) != seen):
+            if pause_s is None or not (lock_owner(root / names.LOCK) or stamps(root, disk) != seen):
                 raise _error_of(root, error) from error
         time.sleep(pause_s)
         disk.forget()
@@ -123,7 +123,7 @@ def _made(
         raise
 
 
-def _stamps(root: Path, disk: Disk) -> list[Stamp]:
+def stamps(root: Path, disk: Disk) -> list[Stamp]:
     """What changes when a writer opens or closes the store, writes a checkpoint, or adds or removes a file."""
     with contextlib.suppress(OSError):
         return [disk.stamp(str(root / name)) for name in _LIVE]

@@ -19,8 +19,8 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
 from stratalog.layout.names import COMMIT_LOG, LOCK
-from stratalog.store.disk import lock_owner
-from stratalog.store.opening import check_finished
+from stratalog.store.disk import PrivateDisk, lock_owner
+from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import completed, guess_text, sized
@@ -59,6 +59,8 @@ MEANING = {
 
 """What stands at a damage's beginning, by its reason."""
 
+_LOOKS = 3
+"""How often a store is looked at that a writer opened or closed meanwhile, before it counts as open for writing."""
 Progress = Callable[[int, int, int], None]
 """Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
 
@@ -83,15 +85,24 @@ def verify(
         if store.log.failure is None:
             raise ConfigurationError(f"{root} is open for writing: verify opens a store with mode='r'")
     with refusing(f"{root} cannot be checked"):
-        return _verify(root, settings, threads, progress)
+        for _ in range(_LOOKS):
+            seen, is_live = stamps(root, PrivateDisk()), lock_owner(root / LOCK) is not None
+            report = _verify(root, settings, threads, progress, is_live=is_live)
+            is_changed = lock_owner(root / LOCK) is not None or stamps(root, PrivateDisk()) != seen
+            if report.ok or is_live or not is_changed:
+                return report
+        return _verify(root, settings, threads, progress, is_live=True)
 
 
-def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None) -> VerifyReport:
+def _verify(
+    root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None, *, is_live: bool
+) -> VerifyReport:  # fmt: skip
     check_finished(root)
     refuse_without_log(root)
-    report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
+    report = VerifyReport(str(root), clean=True, is_live=is_live)
     disk = ReportingDisk(report)
-    report.clean, (settings, guessed) = was_closed(root, disk), _sized(settings, root, disk)
+    report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
+    settings, guessed = _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []
     check_files(root, settings, disk, report)
     if report.is_unreadable(root / COMMIT_LOG):  # there is nothing to compare the other files with
