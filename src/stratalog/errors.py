@@ -27,7 +27,7 @@ from copy import copy
 from pathlib import PurePath
 from typing import Any
 
-_NOTHING = re.compile(
+NOTHING_DONE = re.compile(
     r"[.;,]? nothing was (written|changed|done|put)\.?$"
     r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ (were put: go on with the next|are in the log, .*)$",
     re.IGNORECASE,
@@ -65,7 +65,7 @@ def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> 
     how = "were put: go on with the next"
     if isinstance(error, StoreFailed):
         how = "are in the log, and not known to be durable: open the store again and read what is there"
-    raised.args = (f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
+    raised.args = (f"{NOTHING_DONE.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
     raised.put_count = put_count
     return raised
 
