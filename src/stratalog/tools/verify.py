@@ -29,6 +29,7 @@ from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, F
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
+    check_given_sizes,
     check_snapshot,
     log_files_size,
     may_be_torn,
@@ -74,7 +75,8 @@ def verify(
 
     Damage is data in the report, never an exception, and so is a file that cannot be read. Files are looked at in
     `threads` at once (as many as there are processors), queues and index beside each other. Raises `NotAStore`, and
-    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed.
+    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed,
+    and for sizes that are not those of its files.
     """
     if isinstance(store, Path):
         root, settings = store, settings or StoreSettings()
@@ -91,6 +93,7 @@ def _verify(root: Path, settings: StoreSettings, threads: int | None, progress: 
     refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=lock_owner(root / LOCK) is not None)
     disk = ReportingDisk(report)
+    check_given_sizes(root, settings, disk)
     report.clean, (settings, guessed) = was_closed(root, disk), _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []
     check_files(root, settings, disk, report)
