@@ -91,6 +91,9 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
     That a store says so which a tool has open in a directory of its own is as if the system had said it."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        error.__notes__ = [effect]  # the outermost knows best
+        raise
     except (OSError, MemoryError, DiskFull, StoreFailed, StoreUnavailable) as error:
         cause = cause_of(error)
         if cause is None:
