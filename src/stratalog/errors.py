@@ -35,10 +35,20 @@ NOTHING_DONE = re.compile(
 """How errors end that are about one message, or about a part of several."""
 
 
+given_options: list[str] = []
+"""What the command line was given as `--set` and `--conf`: the commands that messages print have it too."""
+_TAKES_SETTINGS = frozenset({"put", "verify", "repair", "rebuild"})
+
+
 def command(*words: object) -> str:
     """A command line of ours as messages print it: it works as it is printed."""
-    texts = (f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words)
-    return f"`stratalog {shlex.join(texts)}`"
+    texts = [f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words]
+    return f"`stratalog {shlex.join([*texts, *(given_options if texts[0] in _TAKES_SETTINGS else ())])}`"
+
+
+def with_store(text: str, root: str) -> str:
+    """The text with the store's path, and the options given, in the commands on STORE that it names."""
+    return re.sub("`stratalog ([a-z]+) STORE([^`]*)`", lambda it: command(it[1], PurePath(root), *it[2].split()), text)
 
 
 class StratalogError(Exception):

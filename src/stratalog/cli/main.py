@@ -17,7 +17,7 @@ from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
-from stratalog.errors import NOTHING_DONE, ConfigurationError, NotInstalled, StratalogError
+from stratalog.errors import NOTHING_DONE, ConfigurationError, NotInstalled, StratalogError, given_options
 from stratalog.store.os_errors import is_no_thread, next_step
 
 PROGRAM = "stratalog"
@@ -60,6 +60,8 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             _complain_of(error, "stopped")
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            given_options.clear()
         raise typer.Exit(FAILED)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -22,6 +22,7 @@ from stratalog.errors import (
     StoreReadOnly,
     StoreUnavailable,
     StratalogError,
+    command,
     partly_put,
 )
 from stratalog.helpers import imported
@@ -761,7 +762,7 @@ class MessageStore(Uncopied):
         return damaged_record(
             self.log, commit_log_offset,
             f"{place}log offset {commit_log_offset}: a message that the index has for key {shown(key)} cannot be read",
-            f". `stratalog verify {self.root}` tells what else is damaged",
+            f". {command('verify', self.root)} tells what else is damaged",
         )  # fmt: skip
 
     def candidates(self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[int]:
