@@ -27,7 +27,7 @@ from copy import copy
 from pathlib import PurePath
 from typing import Any
 
-_NOTHING = re.compile(
+NOTHING_DONE = re.compile(
     r"[.;,]? nothing was (written|changed|done|put)\.?$"
     r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ (were put: go on with the next|are in the log, .*)$",
     re.IGNORECASE,
@@ -35,10 +35,20 @@ _NOTHING = re.compile(
 """How errors end that are about one message, or about a part of several."""
 
 
+given_options: list[str] = []
+"""What the command line was given as `--set` and `--conf`: the commands that messages print have it too."""
+_TAKES_SETTINGS = frozenset({"put", "verify", "repair", "rebuild"})
+
+
 def command(*words: object) -> str:
     """A command line of ours as messages print it: it works as it is printed."""
-    texts = (f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words)
-    return f"`stratalog {shlex.join(texts)}`"
+    texts = [f"./{word}" if isinstance(word, PurePath) and str(word).startswith("-") else str(word) for word in words]
+    return f"`stratalog {shlex.join([*texts, *(given_options if texts[0] in _TAKES_SETTINGS else ())])}`"
+
+
+def with_store(text: str, root: str) -> str:
+    """The text with the store's path, and the options given, in the commands on STORE that it names."""
+    return re.sub("`stratalog ([a-z]+) STORE([^`]*)`", lambda it: command(it[1], PurePath(root), *it[2].split()), text)
 
 
 class StratalogError(Exception):
@@ -65,7 +75,7 @@ def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> 
     how = "were put: go on with the next"
     if isinstance(error, StoreFailed):
         how = "are in the log, and not known to be durable: open the store again and read what is there"
-    raised.args = (f"{_NOTHING.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
+    raised.args = (f"{NOTHING_DONE.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)
     raised.put_count = put_count
     return raised
 

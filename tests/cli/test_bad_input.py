@@ -219,7 +219,7 @@ def test_lines_that_were_put_before_one_that_cannot_be(small_store: Path, tmp_pa
     file = tmp_path / "lines"
     file.write_bytes(b"a\nb\n" + b"x" * 2000 + b"\nc\n")
     told = sentence(call("put", small_store, "orders", "--lines", "-f", file, "--set", "max_message_size=1000"))
-    for part in ("line 3: ", "The 2 lines before it were put", "at offset 11 of orders/0", "go on with line 3"):
+    for part in ("is 1,000. The 2 messages are stored", "in orders/0 from offset 10 on: go on with line 3"):
         assert part in told
     with stratalog.open(small_store, mode="r", **SETTINGS) as store:
         assert [message.body for message in store.queue("orders").read(10)] == [b"a", b"b"]

@@ -142,4 +142,35 @@ def test_ctrl_c_ends_a_command_with_one_sentence(command: str, small_store: Path
         os.kill(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert child.returncode == INTERRUPTED
-    assert errors == "stratalog: stopped; nothing that was acknowledged is lost\n"
+    stopped = "stratalog: stopped"
+    stored = f"{stopped}. The message is stored, in orders/0 from offset 10 on: go on with line 2"
+    assert errors.strip() in ([stopped, stored] if command == "put" else [stopped])
+
+
+STOPPED = {
+    "verify": ("stratalog.tools.verify._verify", "Nothing was changed"),
+    "inspect": ("stratalog.tools.map._map_store", "Nothing was changed"),
+    "dump": ("stratalog.tools.dump._items", "Nothing was changed"),
+    "repair": ("stratalog.tools.repair_plan._plan", "Nothing was changed"),
+    "repair --in-place --yes": ("stratalog.tools.repair.verify", "Run the same command again: it goes on"),
+    "repair --to COPY --yes": ("stratalog.tools.repair.verify", "Remove COPY, then run it again"),
+    "rebuild --yes": ("stratalog.tools.rebuild._build", "Run the same command again"),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_ctrl_c_says_how_the_store_is_then(
+    name: str, small_store: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    copy = tmp_path / "copy"
+    command, *options = name.replace("COPY", str(copy)).split()
+    function, told = STOPPED[name]
+    if "--yes" in options:
+        (small_store / "abort").touch()
+    monkeypatch.setattr(function, interrupted)
+    result = call(command, small_store, *options)
+    assert result.exit_code == INTERRUPTED
+    assert result.stderr.splitlines()[-1] == f"stratalog: stopped. {told.replace('COPY', str(copy))}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from cli.calls import Call
 from stratalog.cli.main import app
 from stratalog.errors import command
 
@@ -48,3 +49,27 @@ def test_a_printed_command_can_be_parsed(text: str) -> None:
     name, *arguments = shlex.split(text)
     group = typer.main.get_command(app)
     group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+def test_a_printed_command_has_the_settings_that_were_given_and_works(small_store: Path, call: Call) -> None:
+    """A log of one file that was cut: without the right size it would be mended to another one."""
+    (small_store / "file-sizes.json").unlink()
+    (small_store / "commitlog" / f"{0:020d}").open("r+b").truncate(32 * 1024)
+    conf = small_store.with_name("broker conf")
+    conf.write_text(f"mappedFileSizeCommitLog={64 * 1024}\nmaxHashSlotNum=100\nmaxIndexNum=400\n")
+    (small_store / "abort").touch()
+    for options in ([f"--set=mapped_file_size_commit_log={64 * 1024}", "--set=max_index_num=400"], [f"--conf={conf}"]):
+        for name, given in {"verify": [], "put": ["orders", "a body"], "rebuild": ["--yes"]}.items():
+            result = call(name, small_store, *given, *options)
+            assert result.exit_code
+            printed = NAMED.findall(result.stderr + result.stdout)
+            assert printed
+            for text in printed:
+                words = shlex.split(text)
+                assert words[-len(options) :] == options
+                assert "65,536 bytes" not in call(*words).stderr
+    words = shlex.split(printed[0])
+    assert call(*words, "--in-place", "--yes").exit_code == 0
+    assert call("verify", small_store, *options).exit_code == 0
+    result = call("verify", small_store.with_name("none"))
+    assert "--" not in result.stderr, "a later call has options of an earlier one"

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,14 @@ def test_the_command_says_it_on_stderr_and_with_its_exit_code(
     assert json.loads(result.stdout)["count"] == (1 if given else 2)
     (line,) = result.stderr.splitlines()
     assert f"`stratalog repair {damaged_store}`" in line
+
+
+def test_a_shell_sees_the_warning_once(damaged_store: Path) -> None:
+    line = [sys.executable, "-m", "stratalog.cli.main", "put", damaged_store, "orders", "a body"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.count("stratalog repair") == 1
 
 
 def test_the_command_is_silent_without_damage(small_store: Path, call: Call) -> None:

@@ -20,6 +20,7 @@ from stratalog.cli import progress
 from stratalog.cli.repair import _lost_text
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.message import HEAD
+from stratalog.layout.names import UNFINISHED_COPY
 from stratalog.tools.repair_fill import LostMessage
 from stratalog.tools.repair_plan import RepairPlan
 from stratalog.tools.verify_report import VerifyReport
@@ -242,3 +243,20 @@ def test_verify_tells_of_messages_in_front_of_the_log(small_store: Path, call: C
     done = call("verify", small_store)
     assert "in front of the log's first file: removed by retention, or lost with a file" in done.stdout
     assert json.loads(call("verify", small_store, "--json").stdout)["gone_count"] > 0
+
+
+def test_an_unfinished_copy_is_named_by_every_command(small_store: Path, tmp_path: Path, call: Call) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(small_store, copy)
+    (copy / UNFINISHED_COPY).write_text(str(small_store))
+    told = f"{copy} is an unfinished copy: remove it and run `stratalog repair {small_store} --to {copy} --yes` again"
+    for refused in ("put", "get", "verify", "repair", "rebuild"):
+        result = call(refused, copy, *{"put": ["orders", "body"], "get": ["orders"]}.get(refused, []))
+        assert result.exit_code
+        assert told in result.stderr
+    for shown in (copy, copy / "commitlog", copy / "commitlog" / f"{0:020d}"):
+        result = call("dump", shown, "--limit", "1")
+        assert result.exit_code == 0
+        assert result.stderr == f"note: {told}\n"
+    assert told in " ".join(call("inspect", copy).stdout.split())
+    assert told in json.loads(call("inspect", copy, "--json").stdout)["notes"]

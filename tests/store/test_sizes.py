@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import stratalog
+from store.kinds import KINDS, SIZES, Kind
 from store.model import QUIET, scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
@@ -303,3 +304,29 @@ def test_an_index_that_was_built_with_a_given_size_is_opened_with_it(setting: st
     with stratalog.open(tmp_path) as store:
         assert getattr(store.settings, setting) == 2 * TINY[setting]
         assert store.query("t", key="k")
+
+
+@pytest.mark.parametrize("count", [1, 150])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Kind, count: int, tmp_path: Path) -> None:
+    """One file of a kind is enough, as the last writer noted its size."""
+    root = tmp_path / "store"
+    kind.made(root, count=count)
+    trees = {
+        "mapped_file_size_commit_log": "commitlog",
+        "mapped_file_size_consume_queue": "consumequeue",
+        "mapper_file_size_batch_consume_queue": "batchconsumequeue",
+        "mapped_file_size_consume_queue_ext": "consumequeue_ext",
+    }
+    for name, tree in trees.items():
+        has_files = any(path.is_file() for path in (root / tree).rglob("*"))
+        right = SIZES[name]
+        for size in (right * 2, right * 3):
+            settings = StoreSettings.make({name: size})
+            for look in (verify, plan_repair):
+                if not has_files:
+                    assert verify(root, settings=settings).ok
+                    continue
+                with pytest.raises(ConfigurationError, match=rf"{tree}.* have {right:,} bytes, not {size:,}.*{name}"):
+                    look(root, settings=settings)
+        assert verify(root, settings=StoreSettings.make({name: right})).ok

@@ -55,8 +55,7 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "no fsync of the directory", "store/disk.py",
-        "            os.fsync(fd)\n        finally:\n            os.close(fd)\n\n    def lock(",
-        "            pass\n        finally:\n            os.close(fd)\n\n    def lock(",
+        "            os.fsync(fd)\n        except OSError", "            pass\n        except OSError",
         (f"{POWER}::test_new_files_and_names_are_durable_before_a_put_is_acknowledged",),
     ),
     Fault(

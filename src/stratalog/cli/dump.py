@@ -14,7 +14,7 @@ import typer
 from stratalog.cli.output import cut, escaped, message_json, show_json, size_text, tell, terminal_width, time_text
 from stratalog.cli.place import JsonFlag, warm_up
 from stratalog.cli.read import moment
-from stratalog.errors import IllegalMessage
+from stratalog.errors import IllegalMessage, NotAStore
 
 if TYPE_CHECKING:
     from stratalog.store.message import Message
@@ -66,6 +66,7 @@ def dump(
     """
     warm_up()
     from stratalog.store.arguments import time_range
+    from stratalog.store.opening import check_finished
     from stratalog.tools.dump import Asked
     from stratalog.tools.dump import dump as items_of
 
@@ -76,6 +77,11 @@ def dump(
         topic=topic, queue_id=queue_id, first_offset=first, end_offset=None if last is None else last + 1, key=key,
         tags=tags, begin_ms=begin_ms, end_ms=end_ms,
     )  # fmt: skip
+    for directory in (path, *path.absolute().parents):
+        try:
+            check_finished(directory)
+        except NotAStore as error:
+            tell(f"note: {error}")
     found = items_of(path, kind=kind, asked=asked)
     shown, shown_path = 0, None
     width = terminal_width() if sys.stdout.isatty() else sys.maxsize

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a problem was found or the work failed, 2 the command was 
 after damage that RocketMQ may end the log at, 4 done, but standard output did not take the result.
 """
 
+import logging
 import os
 import sys
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
 from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
-from stratalog.errors import ConfigurationError, NotInstalled, StratalogError
+from stratalog.errors import NOTHING_DONE, ConfigurationError, NotInstalled, StratalogError, given_options
 from stratalog.store.os_errors import is_no_thread, next_step
 
 PROGRAM = "stratalog"
@@ -33,10 +34,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
-            complain(str(error))
+            _complain_of(error, str(error))
             raise typer.Exit(FAILED if isinstance(error, NotInstalled) else WRONG_CALL) from None
         except StratalogError as error:
-            complain(str(error))
+            _complain_of(error, str(error))
         except BrokenPipeError:  # whoever read our output has seen enough
             discard_output()
             raise typer.Exit(0) from None
@@ -44,25 +45,33 @@ class Commands(TyperGroup):
             raise end_without_output(error) from None
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            complain(f"{place}{error.strerror or error}; {next_step(error)}")
-        except MemoryError:
-            complain("memory is short: free some, or raise the limit (ulimit -v)")
+            _complain_of(error, f"{place}{error.strerror or error}; {next_step(error)}")
+        except MemoryError as error:
+            _complain_of(error, "memory is short: free some, or raise the limit (ulimit -v)")
         except RuntimeError as error:
             if not is_no_thread(error):
                 raise
-            complain("no thread can be started: free memory, or raise the limits (ulimit -v, ulimit -u)")
+            _complain_of(error, "no thread can be started: free memory, or raise the limits (ulimit -v, ulimit -u)")
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package == "stratalog":
                 raise
-            complain(f"{error}. What this command needs comes with: pip install 'stratalog[spark]'")
-        except KeyboardInterrupt:
-            complain("stopped; nothing that was acknowledged is lost")
+            _complain_of(error, f"{error}. What this command needs comes with: pip install 'stratalog[spark]'")
+        except KeyboardInterrupt as error:
+            _complain_of(error, "stopped")
             raise typer.Exit(INTERRUPTED) from None
+        finally:
+            given_options.clear()
         raise typer.Exit(FAILED)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+
+def _complain_of(error: BaseException, text: str) -> None:
+    """Say it, with what the command noted of what it did."""
+    notes = getattr(error, "__notes__", ())
+    complain(". ".join([NOTHING_DONE.sub("", text), *notes]) if notes else text)
 
 
 def _examples(text: str) -> str:
@@ -108,6 +117,7 @@ def stratalog(
 def main() -> None:
     """Run the command line. No file that it or a child of it creates may be written to by others."""
     os.umask(os.umask(0o022) | 0o022)
+    logging.getLogger("stratalog").addHandler(logging.NullHandler())  # commands say by themselves what a store logs
     open_streams()
     try:
         try:

@@ -9,7 +9,7 @@ import typer
 
 from stratalog.cli.output import counted, tell
 from stratalog.cli.progress import Progress
-from stratalog.errors import ConfigurationError, command
+from stratalog.errors import ConfigurationError, command, given_options
 
 if TYPE_CHECKING:
     from stratalog.config.settings import StoreSettings
@@ -59,6 +59,7 @@ def settings_of(given: Sequence[str] | None = None, conf: Path | None = None) ->
     from stratalog.config.settings import StoreSettings
 
     settings = _settings(given)
+    given_options[:] = [f"--set={text}" for text in given or ()] + ([f"--conf={conf}"] if conf else [])
     if conf is None:
         return StoreSettings.make(settings)
     if settings:

@@ -13,13 +13,13 @@ from stratalog.cli.output import complain, show_json, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
-from stratalog.errors import IllegalMessage, StratalogError
+from stratalog.errors import IllegalMessage
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
     from stratalog.store.record_put import Receipt
 
-NOT_ALL, WRONG_CALL, PUT_AFTER_DAMAGE = 1, 2, 3
+WRONG_CALL, PUT_AFTER_DAMAGE = 2, 3
 """Exit codes."""
 
 EXAMPLES = """
@@ -53,47 +53,81 @@ def put(
 
     What was put is on the disk when the command says so.
 
-    Exit code 0: put. 1: not, or not all: a line on stderr says how many lines were put. 2: the call is wrong, nothing
-    was put. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ may drop them when it starts
-    next. A line on stderr names the repair. 4: put, but standard output does not take the receipt.
+    Exit code 0: put. 1: not, or not all, or the store could not be closed: stderr says what is stored. 2: the call is
+    wrong, nothing was put. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ may drop them
+    when it starts next. A line on stderr names the repair. 4: put, but standard output does not take the receipt.
     """
     if body is not None and file is not None:
         raise typer.BadParameter("give the message or --file, not both")
     if body is not None and lines:
         raise typer.BadParameter("--lines takes the lines of --file or of standard input: leave BODY out")
     described: dict[str, Any] = {"tags": tags, "keys": key, "properties": _properties(property_)}
-    with open_local(store, mode="w", given=given, conf=conf, small=small) as opened:
-        for note in opened.recovery.notes:
-            tell(f"note: {note}")
-        first: Receipt | None
-        last: Receipt | None
-        begin = time.perf_counter()
-        try:
-            queue = opened.queue(topic, queue_id)
-            if body is not None or (file is not None and not lines):
-                content = body.encode("utf-8", "surrogateescape") if body is not None else _content(file, opened)
-                first = last = queue.put(content, **described)
-                count = 1
-            else:
-                first, last, count = _put_lines(queue, file, described)
-        except IllegalMessage as error:
-            complain(str(error))
-            raise typer.Exit(WRONG_CALL) from None
-        opened.flush()
-        seconds = time.perf_counter() - begin
-        warning = opened.recovery.warning
+    is_one = body is not None or (file is not None and not lines)
+    done: _Done | None = None
+    try:
+        with open_local(store, mode="w", given=given, conf=conf, small=small) as opened:
+            for note in opened.recovery.notes:
+                tell(f"note: {note}")
+            begin = time.perf_counter()
+            try:
+                done = _Done(opened.queue(topic, queue_id))
+                if is_one:
+                    content = body.encode("utf-8", "surrogateescape") if body is not None else _content(file, opened)
+                    done.put(content, described)
+                else:
+                    _put_lines(done, file, described)
+            except IllegalMessage as error:
+                if done and done.count:
+                    raise
+                complain(str(error))
+                raise typer.Exit(WRONG_CALL) from None
+            done.is_all = True
+            opened.flush()
+            seconds = time.perf_counter() - begin
+            warning = opened.recovery.warning
+    except BaseException as error:
+        if done and done.count:
+            told = done.told()
+            error.add_note(f"{told[0].upper()}{told[1:]}")
+        raise
     if warning:
         complain(warning)
-    stored = "nothing was put"
-    if first is not None and last is not None:
-        which = f"the {count:,} messages are" if count > 1 else "the message is"
-        stored = (
-            f"{which} stored, in {queue.topic}/{queue.queue_id} from offset {first.queue_offset:,} on: do not put again"
-        )
-    with shows_what_is_done(stored):
-        _show(queue, first, last, count, seconds, as_json=as_json)
+    with shows_what_is_done(done.told()):
+        _show(done, seconds, as_json=as_json)
     if warning:
         raise typer.Exit(PUT_AFTER_DAMAGE)
+
+
+class _Done:
+    """What was put so far."""
+
+    def __init__(self, queue: "Queue") -> None:
+        self.queue = queue
+        self.begin = queue.next_offset
+        self.first: Receipt | None = None
+        self.last: Receipt | None = None
+        self.is_all = False
+
+    @property
+    def count(self) -> int:
+        """Also of a put that Ctrl-C ended before its receipt was here."""
+        return self.queue.next_offset - self.begin
+
+    def put(self, body: bytes, described: dict[str, Any]) -> None:
+        self.last = self.queue.put(body, **described)
+        self.first = self.first or self.last
+
+    def told(self) -> str:
+        """What is stored, and what to do about it."""
+        if not self.count:
+            return "nothing was put"
+        which = f"the {self.count:,} messages are" if self.count > 1 else "the message is"
+        where = f"in {self.queue.topic}/{self.queue.queue_id} from offset {self.begin:,} on"
+        log = self.queue.store.log
+        if log.durable_offset < log.end_offset:
+            return f"{which} in the log, {where}, and not known to be durable: read what is there before you put again"
+        step = "do not put again" if self.is_all else f"go on with line {self.count + 1:,}"
+        return f"{which} stored, {where}: {step}"
 
 
 def _properties(given: list[str] | None) -> dict[str, str] | None:
@@ -115,30 +149,14 @@ def _content(file: Path | None, store: Any) -> bytes:
     return file.read_bytes()
 
 
-def _put_lines(
-    queue: "Queue", file: Path | None, described: dict[str, Any]
-) -> tuple["Receipt | None", "Receipt | None", int]:
-    first = last = None
-    count = size = 0
+def _put_lines(done: _Done, file: Path | None, described: dict[str, Any]) -> None:
+    size = 0
     with _opened(file) as stream, Progress("put") as progress:
-        for line in stream:
-            try:
-                last = queue.put(line.rstrip(b"\r\n"), **described)
-            except StratalogError as error:
-                if not count:
-                    raise
-                queue.store.flush()
-                complain(
-                    f"line {count + 1:,}: {error}. The {count:,} lines before it were put, the last at offset "
-                    f"{queue.next_offset - 1:,} of {queue.topic}/{queue.queue_id}: go on with line {count + 1:,}"
-                )
-                raise typer.Exit(NOT_ALL) from None
-            first = first or last
-            count += 1
+        for number, line in enumerate(stream, 1):
+            done.put(line.rstrip(b"\r\n"), described)
             size += len(line)
-            if count % 1000 == 0:
-                progress(size, 0, count)
-    return first, last, count
+            if number % 1000 == 0:
+                progress(size, 0, number)
 
 
 @contextmanager
@@ -150,9 +168,8 @@ def _opened(file: Path | None) -> Iterator[IO[bytes]]:
             yield stream
 
 
-def _show(
-    queue: "Queue", first: "Receipt | None", last: "Receipt | None", count: int, seconds: float, *, as_json: bool
-) -> None:
+def _show(done: _Done, seconds: float, *, as_json: bool) -> None:
+    queue, first, last, count = done.queue, done.first, done.last, done.count
     if first is None or last is None:
         if as_json:
             show_json({"topic": queue.topic, "queueId": queue.queue_id, "count": 0})

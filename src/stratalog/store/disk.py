@@ -19,7 +19,7 @@ import numpy as np
 from stratalog.errors import CorruptData, DiskFull, StoreClosed, StoreFailed, StoreLocked
 from stratalog.layout.names import ABORT
 from stratalog.store.forks import unwatch, watch
-from stratalog.store.os_errors import next_step
+from stratalog.store.os_errors import FULL, next_step
 
 ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
@@ -123,7 +123,7 @@ class MappedFile:
             self._fd = os.open(self.path, os.O_RDWR)
             self._released = False
         if self._fd >= 0:
-            os.fdatasync(self._fd)
+            OpenFile(self.path, self._fd).sync()
 
     def release(self) -> None:
         """Give the descriptor back and keep the mapping: for a file that takes no more stores."""
@@ -167,10 +167,14 @@ class OpenFile:
 
     def write(self, position: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, position)
-            view = view[written:]
-            position += written
+        try:
+            while view:
+                written = os.pwrite(self._fd, view, position)
+                view = view[written:]
+                position += written
+        except OSError as error:
+            _name(error, self.path)
+            raise
 
     def data_end(self) -> int:
         """Position after which nothing was ever written, where the file system can tell."""
@@ -186,11 +190,20 @@ class OpenFile:
             position += size
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            _name(error, self.path)
+            raise
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+
+def _name(error: OSError, path: Path) -> None:
+    """Let the error of a call with a descriptor name the file."""
+    error.filename = error.filename or str(path)
 
 
 class Disk:
@@ -341,6 +354,9 @@ class Disk:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
+        except OSError as error:
+            _name(error, path)
+            raise
         finally:
             os.close(fd)
 
@@ -554,13 +570,12 @@ def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"{path}: no room for a file of {size:,} bytes; free space on that disk and try again "
-                "(messages put before are safe)"
-            ) from error
+        if isinstance(error, OSError):
+            _name(error, path)
+            if error.errno in FULL:
+                raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk") from error
         raise
 
 

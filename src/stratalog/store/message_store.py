@@ -22,6 +22,7 @@ from stratalog.errors import (
     StoreReadOnly,
     StoreUnavailable,
     StratalogError,
+    command,
     partly_put,
 )
 from stratalog.helpers import imported
@@ -58,6 +59,7 @@ from stratalog.store.message import Message
 from stratalog.store.os_errors import (
     FULL,
     SHORTAGES,
+    file_of,
     is_no_thread,
     loads,
     refusal,
@@ -269,11 +271,13 @@ class MessageStore(Uncopied):
             self._flush_log()
             self.dispatch()
             self._keep(closing=True)
-            note_sizes(self.settings, self.root, self._disk)
             self._warn_of_puts()
-            seal, damages = self._dispatcher.snapshot()[1], self.recovery.quarantined
-            store_snapshot(self.root, self._disk, self._dispatcher, self.log, seal, damages)
-            self._disk.remove(self.root / names.ABORT)
+            effect = "Every message is durable, and the next opening looks at the end of the log"
+            with refusing(f"{self.root} cannot be marked as closed", effect):
+                note_sizes(self.settings, self.root, self._disk)
+                seal, damages = self._dispatcher.snapshot()[1], self.recovery.quarantined
+                store_snapshot(self.root, self._disk, self._dispatcher, self.log, seal, damages)
+                self._disk.remove(self.root / names.ABORT)
 
     def release(self) -> None:
         """End threads, mappings and the lock; the rest of an interrupted call, if called again."""
@@ -647,8 +651,9 @@ class MessageStore(Uncopied):
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             return refusal(f"queues of {self.root} cannot be written", error, safe)
         if isinstance(error, OSError) and error.errno in FULL:
-            return DiskFull(f"{self.root}: no room for queue units; free space on that disk. {safe}")
-        self.derived_failure = error if isinstance(error, StoreFailed) else failed(f"queues of {self.root}", error)
+            return DiskFull(f"{file_of(error) or self.root}: no room; free space on that disk. {safe}")
+        what = file_of(error) if isinstance(error, OSError) else ""
+        self.derived_failure = error if isinstance(error, StoreFailed) else failed(what or str(self.root), error)
         self.log.fail(self.derived_failure)
         return self.derived_failure
 
@@ -756,7 +761,7 @@ class MessageStore(Uncopied):
         return damaged_record(
             self.log, commit_log_offset,
             f"{place}log offset {commit_log_offset}: a message that the index has for key {shown(key)} cannot be read",
-            f". `stratalog verify {self.root}` tells what else is damaged",
+            f". {command('verify', self.root)} tells what else is damaged",
         )  # fmt: skip
 
     def candidates(self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[int]:

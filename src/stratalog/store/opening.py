@@ -17,13 +17,21 @@ from typing import Any, Literal
 
 from stratalog.config.settings import StoreSettings
 from stratalog.config.shown import shown
-from stratalog.errors import ConfigurationError, NotAStore, StoreUnavailable, StratalogError, command
+from stratalog.errors import (
+    ConfigurationError,
+    DiskFull,
+    NotAStore,
+    StoreFailed,
+    StoreUnavailable,
+    StratalogError,
+    command,
+)
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
 from stratalog.store.arguments import absolute_path, check_type, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
-from stratalog.store.os_errors import FULL, SHORTAGES, is_no_thread, reason, refusal, thread_refusal
+from stratalog.store.os_errors import FULL, SHORTAGES, cause_of, is_no_thread, reason, refusal, thread_refusal
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import completed, guess_text, sized
 
@@ -132,7 +140,10 @@ def stamps(root: Path, disk: Disk) -> list[Stamp]:
 
 def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> StratalogError:
     if isinstance(error, StratalogError):
-        return error
+        cause = cause_of(error) if isinstance(error, DiskFull | StoreFailed | StoreUnavailable) else None
+        if cause is None:
+            return error
+        error = cause
     file = getattr(error, "filename", None)
     if CACHE_DIRECTORY and file and str(file).startswith(CACHE_DIRECTORY):
         what = "the compiled kernels cannot be read or written"
@@ -142,7 +153,7 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
             f"{what}: {reason(error)}. Give this user access to their directory, remove it, or set NUMBA_CACHE_DIR to "
             "another one"
         )
-    return refusal(f"{root} cannot be opened", error)
+    return refusal(f"{root} cannot be opened", error, "No message was changed")
 
 
 def check_finished(root: Path) -> None:

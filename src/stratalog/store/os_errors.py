@@ -39,6 +39,9 @@ def next_step(error: OSError | MemoryError) -> str:
         errno.EACCES: "give this user access, or run as the user who owns the files",
         errno.EPERM: "give this user access, or run as the user who owns the files",
         errno.EROFS: "mount the file system for writing",
+        errno.ENOSPC: "free space there",
+        errno.EDQUOT: "free space there",
+        errno.EISDIR: "a directory is where a file belongs: move it out of the store",
         errno.EIO: "look into the kernel's log (dmesg). To save what can be read, copy the files to another disk "
         "(dd conv=noerror,sync) and run `stratalog repair COPY`",
     }.get(number or 0, "remove the cause")
@@ -48,22 +51,27 @@ def reason(error: OSError | MemoryError) -> str:
     """What the system says, and of which file."""
     if isinstance(error, MemoryError):
         return "memory is short"
-    place = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{place}"
+    place = file_of(error)
+    return f"{error.strerror or error}{place and ': '}{place}"
+
+
+def file_of(error: OSError) -> str:
+    """The file that the system speaks of, as far as it says; of a rename the new name."""
+    return str(error.filename2 or error.filename or "")
 
 
 def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was changed") -> StratalogError:
     """The error for a store that could not be opened or read, and nothing was changed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if number in FULL:
-        return DiskFull(f"{what}: no room; free space there, or open with mode='r'")
+        return DiskFull(f"{what}: {reason(error)}; {next_step(error)}, or open with mode='r'")
     if number in _WRONG_PATH:
         return NotAStore(f"{what}: {reason(error)}; {next_step(error)}")
     step = next_step(error) + (", or open with mode='r'" if number == errno.EROFS else "")
     return StoreUnavailable(f"{what}: {reason(error)}; {step}. {effect}")
 
 
-def _cause_of(error: BaseException) -> OSError | MemoryError | None:
+def cause_of(error: BaseException) -> OSError | MemoryError | None:
     """What the system said, of an error that was raised for it."""
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -83,13 +91,16 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
     That a store says so which a tool has open in a directory of its own is as if the system had said it."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        error.__notes__ = [effect]  # the outermost knows best
+        raise
     except (OSError, MemoryError, DiskFull, StoreFailed, StoreUnavailable) as error:
-        cause = _cause_of(error)
+        cause = cause_of(error)
         if cause is None:
             raise
         number = cause.errno if isinstance(cause, OSError) else errno.ENOMEM
         if number in FULL:
-            raise DiskFull(f"{what}: {reason(cause)}; free space there. {effect}") from error
+            raise DiskFull(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
         raise StoreUnavailable(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
 
 

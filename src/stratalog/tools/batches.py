@@ -21,7 +21,8 @@ from stratalog.store.special_read import entries_of
 from stratalog.store.topics import Topics
 
 SET_TYPE = (
-    'Set "attributes": {"queue.type": "BatchCQ"} for the topic in config/topics.json, or restore that file from a copy'
+    "Restore config/topics.json from a copy, or edit it (no broker may be running): the entry of the topic in "
+    'topicConfigTable needs "attributes": {"queue.type": "BatchCQ"}'
 )
 _FLAG_BITS = 11
 _FIXED = HOSTS_MASK | TRANSACTION_MASK
@@ -55,7 +56,7 @@ def of_wrong_type(root: Path, topic: str, commit_log_offset: int) -> CorruptData
     """The error of a topic that is of type SimpleCQ in topics.json, and whose record at a log offset is a batch."""
     return CorruptData(
         f"topic {topic!r} is of type SimpleCQ, and the log holds batches of it, the first at log offset "
-        f"{commit_log_offset:,}: each would be served as one message. {SET_TYPE}, then run the same command again. "
+        f"{commit_log_offset:,}: each would be served as one message. {SET_TYPE}. Then run the same command again. "
         "Nothing was changed",
         path=str(root / CONFIG / TOPICS),
     )

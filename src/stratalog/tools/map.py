@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, StoreLocked, command
+from stratalog.errors import CorruptData, NotAStore, StoreLocked, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout import names
 from stratalog.layout.index import HEADER
@@ -22,6 +22,7 @@ from stratalog.layout.sysflag import HOSTS_MASK
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
+from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.own_files import refuse_without_log
@@ -86,6 +87,10 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     opener, how_left = _opened_by(root), "closed properly" if was_closed(root, disk) else "not closed properly"
     found = StoreMap(root, opener or how_left, settings.commit_log_file_size)
     found.notes += [guess_text(guessed)] if guessed else []
+    try:
+        check_finished(root)
+    except NotAStore as error:
+        found.notes.append(str(error))
     log = _Log(root, disk, settings.commit_log_file_size)
     try:
         _map_log(found, log)

@@ -135,7 +135,7 @@ def rebuild(
     `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
     check_store(root)
-    with refusing(f"{root} cannot be rebuilt", "Then run the same command again"):
+    with refusing(f"{root} cannot be rebuilt", "Run the same command again"):
         release = Disk().lock(root / names.LOCK)
         try:
             return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)

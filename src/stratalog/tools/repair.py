@@ -55,7 +55,7 @@ def repair(
         if to is not None:
             check_target(plan.root, to)
             Disk().create_directory(to)
-    inside = "Then run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
+    inside = "Run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
     with refusing(what, inside):
         return _repair(plan, to, clock_ns, step)
 

@@ -3,10 +3,9 @@
 import os
 import stat
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
-from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.errors import CorruptData
 from stratalog.layout.names import (
     ABORT,
     COMMIT_LOG,
@@ -17,7 +16,7 @@ from stratalog.layout.names import (
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.tools.repair_actions import Action
 from stratalog.tools.survey import CUT, MISSING
-from stratalog.tools.verify_files import BACKUP, config_fault, config_files, left_over
+from stratalog.tools.verify_files import BACKUP, config_directories, config_fault, config_files, left_over
 
 
 def plan_files(
@@ -33,8 +32,6 @@ def plan_files(
         for name, size in disk.files(root / COMMIT_LOG).items()
         if (start := offset_of(name)) is not None and not start % file_size
     }
-    if is_given:
-        _check_size(root, file_size, disk)
     starts = [int(name) for name in files]
     is_known = file_size in files.values() or any(start + file_size in starts for start in starts)
     is_known |= is_given and max(files.values(), default=0) < 2 * file_size
@@ -60,19 +57,6 @@ def plan_files(
     return [*actions, *config_actions, *_leftovers(root, disk)], unmended
 
 
-def _check_size(root: Path, file_size: int, disk: PrivateDisk) -> None:
-    """Raise `ConfigurationError` where several files and their names agree on another size."""
-    files = disk.files(root / COMMIT_LOG)
-    starts = sorted(start for name in files if (start := offset_of(name)) is not None)
-    sizes = {size for name, size in files.items() if offset_of(name) is not None}
-    steps = {later - start for start, later in pairwise(starts)}
-    if len(starts) > 1 and sizes == steps and sizes != {file_size}:
-        raise ConfigurationError(
-            f"the files of {root / COMMIT_LOG} have {min(sizes):,} bytes, not {file_size:,}: give that as "
-            "mapped_file_size_commit_log, or leave it out"
-        )
-
-
 def _strays(root: Path, file_size: int) -> Iterator[Action]:
     """What RocketMQ would take for a file of the log and is none."""
     with os.scandir(root / COMMIT_LOG) as entries:
@@ -86,7 +70,11 @@ def _strays(root: Path, file_size: int) -> Iterator[Action]:
 
 
 def _plan_config(root: Path, disk: PrivateDisk) -> tuple[list[Action], list[str]]:
-    actions, unmended = [], []
+    actions = []
+    unmended = [
+        f"{path} is a directory: move it out of the store, and restore the file from a copy if there is one"
+        for path in config_directories(root, disk)
+    ]
     for path in config_files(root, disk):
         fault = config_fault(path, disk)
         if fault is None:

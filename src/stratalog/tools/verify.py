@@ -29,6 +29,7 @@ from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, F
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
+    check_given_sizes,
     check_snapshot,
     log_files_size,
     may_be_torn,
@@ -76,7 +77,8 @@ def verify(
 
     Damage is data in the report, never an exception, and so is a file that cannot be read. Files are looked at in
     `threads` at once (as many as there are processors), queues and index beside each other. Raises `NotAStore`, and
-    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed.
+    `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed,
+    and for sizes that are not those of its files.
     """
     if isinstance(store, Path):
         root, settings = store, settings or StoreSettings()
@@ -101,6 +103,7 @@ def _verify(
     refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=is_live)
     disk = ReportingDisk(report)
+    check_given_sizes(root, settings, disk)
     report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
     settings, guessed = _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []

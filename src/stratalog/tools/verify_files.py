@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, command
+from stratalog.errors import ConfigurationError, CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
@@ -14,6 +14,7 @@ from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.evidence import RESTORE_LOG
+from stratalog.store.sizes import noted_sizes
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REBUILD, Part, Problem, Unreadable, VerifyReport
@@ -78,6 +79,32 @@ def queue_file_size(settings: StoreSettings, tree: str) -> int:
         names.BATCH_CONSUME_QUEUE: settings.batch_consume_queue_file_size,
         names.CONSUME_QUEUE_EXT: settings.consume_queue_ext_file_size,
     }[tree]
+
+
+def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
+    """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and their
+    names or the last writer's note agree with them."""
+    noted = noted_sizes(root, disk)
+    trees = {"mapped_file_size_commit_log": [root / names.COMMIT_LOG]}
+    for name, tree in (
+        ("mapped_file_size_consume_queue", names.CONSUME_QUEUE),
+        ("mapper_file_size_batch_consume_queue", names.BATCH_CONSUME_QUEUE),
+        ("mapped_file_size_consume_queue_ext", names.CONSUME_QUEUE_EXT),
+    ):
+        trees[name] = [directory for *_, directory in queue_directories(root, tree, disk)]
+    for name, directories in trees.items():
+        given = getattr(settings, name)
+        sizes, steps = set[int](), set[int]()
+        for directory in directories if given is not None else ():
+            found = {offset_of(file): size for file, size in disk.files(directory).items() if size}
+            files = {start: size for start, size in found.items() if start is not None}
+            sizes |= set(files.values())
+            steps |= {later - start for start, later in pairwise(sorted(files))}
+        if len(sizes) == 1 and given not in sizes and sizes <= {noted.get(name), min(steps, default=0)}:
+            raise ConfigurationError(
+                f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have "
+                f"{min(sizes):,} bytes, not {given:,}: give that as {name}, or leave it out"
+            )
 
 
 def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path], disk: Disk) -> bool:
@@ -164,7 +191,14 @@ def config_files(root: Path, disk: Disk) -> Iterator[Path]:
     found = disk.files(root / names.CONFIG)
     primary = {name.removesuffix(BACKUP) for name in found}
     for name in sorted(name for name in primary if name.endswith(JSON_SUFFIX)):
-        yield root / names.CONFIG / name
+        if not (root / names.CONFIG / name).is_dir():
+            yield root / names.CONFIG / name
+
+
+def config_directories(root: Path, disk: Disk) -> list[Path]:
+    """Directories in the place of a JSON file of the configuration, or of its backup."""
+    found = disk.directories(root / names.CONFIG)
+    return [root / names.CONFIG / name for name in found if name.removesuffix(BACKUP).endswith(JSON_SUFFIX)]
 
 
 def config_fault(path: Path, disk: Disk) -> str | None:
@@ -181,6 +215,9 @@ def config_fault(path: Path, disk: Disk) -> str | None:
 
 def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
     """Every JSON file must be readable, or its backup: RocketMQ takes that then."""
+    for path in config_directories(root, disk):
+        step = "move it out of the store, and restore the file from a copy if there is one"
+        _add(report, path, "a file", "a directory", step, part="config")
     for path in config_files(root, disk):
         fault = config_fault(path, disk)
         if fault is None:

@@ -373,7 +373,7 @@ class QueueCheck:
         self._outside.add(topic)
         what = f"topic {topic} to be of type BatchCQ: the log holds batches of it, the first at {commit_log_offset:,}"
         if topic in self._topics.configs:
-            step = f"{SET_TYPE}, and {REBUILD}; as it is, each batch is served as one message"
+            step = f"{SET_TYPE}. Then {REBUILD}; as it is, each batch is served as one message"
             self._report.add(Problem("files", str(self._root / CONFIG / TOPICS), 0, what, "SimpleCQ", step))
         else:
             self._report.batch_topics.add(topic)

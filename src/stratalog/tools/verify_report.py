@@ -1,7 +1,6 @@
 """What `verify` says, and the piece of log that its parts hand on to each other."""
 
 import os
-import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from stratalog.errors import with_store
 from stratalog.store.disk import SMALL_FILE_SIZE_MAX, MappedFile, OpenFile, PrivateDisk
 from stratalog.store.os_errors import next_step
 from stratalog.store.recovery import Damage
@@ -84,8 +84,7 @@ class VerifyReport:
             if self.is_unreadable(Path(problem.path)):  # what follows from that is no problem of its own
                 return
             self.problem_count += 1
-            step = problem.next_step.replace(" STORE", f" {shlex.quote(self.root)}")
-            problem = replace(problem, next_step=step)
+            problem = replace(problem, next_step=with_store(problem.next_step, self.root))
             if len(self.problems) < LISTED_MAX:
                 self.problems.append(problem)
 
