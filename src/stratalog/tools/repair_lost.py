@@ -38,7 +38,7 @@ _TRIES = 8
 _TRIES_SIZE_MIN = 1 << 16
 _SLOT_SIZE_MAX = 64 << 20
 _MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
-_NUMBER_BITS, _ID_BITS = 62, 31
+_NUMBER_BITS = 62
 
 Read = Callable[[int, int], bytes]
 """Bytes of the log from a log offset on; fewer where the file ends."""
@@ -152,6 +152,12 @@ class Judge:
         for queue, at in dict.fromkeys(doubted):
             if self._doubt(queue, at):
                 removed[queue.key].append(at)
+        for queue in filter(self._is_stray, self._evidence.queues.values()):
+            offset, size = int(queue.offsets[0]), int(queue.sizes[0])
+            own = claim_of(decode_record(self._read(offset, size), verify=False))
+            found = [claim for claim in self._from_holes(offset, own) if claim.key != queue.key]
+            if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
+                removed[queue.key].append(0)
         for key, places in removed.items():
             self._evidence.queues[key].remove(places)
         for queue, offset, size, _ in outcast:
@@ -222,6 +228,13 @@ class Judge:
         found: list[int] = np.flatnonzero(doubt & is_claimed).tolist()
         return found
 
+    def _is_stray(self, queue: QueueEvidence) -> bool:
+        """Whether a record is alone in a queue that it does not begin, though nothing in front of it is damaged."""
+        if is_light(queue.key[0]) or queue.has_units or len(queue.offsets) != 1 or queue.certain[0]:
+            return False
+        own = Claim(*queue.key, int(queue.numbers[0]), int(queue.sizes[0]))
+        return own.queue_offset > 0 and self._gaps_at(int(queue.offsets[0]), own) > 0
+
     def _doubt(self, queue: QueueEvidence, at: int) -> bool:
         """Weigh a record that fits in against a unit that says otherwise: neighbours on both sides count. True when it
         loses its place: it is proposed for another, or given up."""
@@ -244,10 +257,11 @@ class Judge:
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_refuted = led != offset or number >= queue.units_end > 0
-        better = []
+        gaps, better = self._gaps_at(offset, Claim(*queue.key, number, size, end - number)), []
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
+            fits = fits and self._gaps_at(offset, claim) <= gaps
             if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > votes:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
@@ -257,6 +271,26 @@ class Judge:
             self._set_aside(offset, size, WRONG_BATCH)
             self._heads[offset] = better[0] if better else Claim(*queue.key, number, size, end - number)
         return bool(mend) or is_wrong
+
+    def _gaps_at(self, offset: int, claim: Claim) -> int:
+        """On how many sides a record of that place would leave out offsets though nothing is damaged on the way to its
+        neighbour there."""
+        queue = self._evidence.queue(*claim.key)
+        at = int(np.searchsorted(queue.offsets, offset))
+        following = at + bool(at < len(queue.offsets) and queue.offsets[at] == offset)
+        count = 0
+        if at or not self._log_begin:
+            low, begin = (int(queue.ends[at - 1]), int(queue.offsets[at - 1])) if at else (0, 0)
+            count += claim.queue_offset > low and not self._is_damaged(begin, offset)
+        if following < len(queue.offsets):
+            high, end = int(queue.numbers[following]), int(queue.offsets[following])
+            count += claim.end < high and not self._is_damaged(offset, end)
+        return count
+
+    def _is_damaged(self, begin: int, end: int) -> bool:
+        """Whether a damaged range begins between two log offsets."""
+        at = bisect_left(self._damages, begin, key=lambda damage: damage.begin)
+        return at < len(self._damages) and self._damages[at].begin < end
 
     def _claims_at(self, offset: int, size: int | None = None) -> list[Claim]:
         found = self._evidence.claims.get(offset, [])
@@ -297,11 +331,12 @@ class Judge:
             Claim(own.topic, own.queue_id, own.queue_offset ^ 1 << bit, own.size, own.batch_size)
             for bit in range(_NUMBER_BITS)
         ]
-        found += [
-            Claim(own.topic, own.queue_id ^ 1 << bit, own.queue_offset, own.size, own.batch_size)
-            for bit in range(_ID_BITS)
-            if (own.topic, own.queue_id ^ 1 << bit) in queues
-        ]
+        others = [
+            Claim(*key, own.queue_offset, own.size, own.batch_size) for key in queues
+            if key[0] == own.topic and key[1] != own.queue_id
+        ]  # fmt: skip
+        near = [claim for claim in others if (claim.queue_id ^ own.queue_id).bit_count() == 1]
+        found += near if any(self._fills(offset, claim) for claim in near) else others
         found += [
             Claim(topic, own.queue_id, own.queue_offset, own.size, own.batch_size)
             for topic in _one_bit_off(own.topic)
