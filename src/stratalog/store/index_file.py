@@ -349,7 +349,7 @@ class Index:
     def _resume_at_end(self) -> None:
         """Go on after the items that are there."""
         if self.files:
-            self.resume_offset = self.files[-1].end_commit_log_offset
+            self.resume_offset = max(file.end_commit_log_offset for file in self.files)  # the last may be empty
             self.resume_key = self._keys_at_end()
 
     def _put_all(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
