@@ -56,11 +56,10 @@ def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was 
     """The error for a store that could not be opened or read, and nothing was changed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if number in FULL:
-        return DiskFull(f"{what}: no room; free space there, or open with mode='r'")
+        return DiskFull(f"{what}: no room; free space there. Reading needs none")
     if number in _WRONG_PATH:
         return NotAStore(f"{what}: {reason(error)}; {next_step(error)}")
-    step = next_step(error) + (", or open with mode='r'" if number == errno.EROFS else "")
-    return StoreUnavailable(f"{what}: {reason(error)}; {step}. {effect}")
+    return StoreUnavailable(f"{what}: {reason(error)}; {next_step(error)}. {effect}")
 
 
 def _cause_of(error: BaseException) -> OSError | MemoryError | None:
