@@ -12,12 +12,14 @@ from stratalog.cli.main import app
 
 @pytest.fixture
 def call() -> Call:
-    """Call the command line; arguments may be paths and numbers. An exception that gets out fails the test."""
+    """Call the command line; arguments may be paths and numbers. An exception that gets out fails the test, as does
+    advice that is for Python alone."""
 
     def invoke(*arguments: object, stdin: str | bytes = "") -> Result:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
+        assert "mode=" not in result.stderr, result.stderr
         return result
 
     return invoke

@@ -14,6 +14,7 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from stratalog.layout.tier import cluster_directory
+from stratalog.store.disk import Disk
 from stratalog.tiered import Manifest, PosixBackend
 from stratalog.tiered.state import ManifestEntry
 
@@ -223,3 +224,28 @@ def test_lines_that_were_put_before_one_that_cannot_be(small_store: Path, tmp_pa
         assert part in told
     with stratalog.open(small_store, mode="r", **SETTINGS) as store:
         assert [message.body for message in store.queue("orders").read(10)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_errors_of_the_system_give_no_advice_for_python(
+    number: int, small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Disk, path: Path, data: bytes) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Disk, "replace", refuse)
+    assert sentence(call("put", small_store, "orders", "body"))
+
+
+def test_a_locked_store_gives_no_advice_for_python(small_store: Path, call: Call) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", "import stratalog, sys; s = stratalog.open(sys.argv[1]); print(flush=True); input()",
+         str(small_store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert writer.stdin
+    assert writer.stdout
+    try:
+        writer.stdout.readline()
+        assert "another process" in sentence(call("put", small_store, "orders", "body"))
+    finally:
+        writer.communicate(b"\n")

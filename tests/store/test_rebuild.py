@@ -10,16 +10,18 @@ import pytest
 import stratalog
 from store.kinds import KINDS, Kind
 from store.kinds import SIZES as KIND_SIZES
+from store.model import log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked
 from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, INDEX, SNAPSHOT, STAGING
+from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, INDEX, SNAPSHOT, STAGING, is_index_name, offset_of
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.snapshot import noted_log
 from stratalog.tools import rebuild as module
 from stratalog.tools.map import map_store
+from stratalog.tools.own_files import QUARANTINE
 from stratalog.tools.rebuild import PARTS, rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -315,3 +317,41 @@ def put_and_lose(root: Path, left: tuple[str, ...], *, is_clean: bool) -> Path:
 def log_place(root: Path, commit_log_offset: int) -> tuple[Path, int]:
     position = commit_log_offset % SETTINGS["mapped_file_size_commit_log"]
     return root / "commitlog" / f"{commit_log_offset - position:020d}", position
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_files_that_are_none_of_a_stores_are_kept(kind: Kind, is_expired: bool, tmp_path: Path) -> None:
+    """At every depth, in every tree: in queues that are built again, carried over, or left out."""
+    root = tmp_path / "store"
+    kind.made(root, count=150)
+    if is_expired:
+        topic, queue_id = kind.queues[0]
+        shutil.copytree(kind.directory(root, (topic, queue_id)), kind.directory(root, (topic, 7)))
+        for path in sorted(kind.directory(root, (topic, 7)).iterdir())[1:]:
+            path.unlink()
+        log_files(root)[0].unlink()
+    foreign: dict[str, bytes] = {}
+    for tree in (*QUEUE_TREES, INDEX):
+        (root / tree / "other" / "0" / "deeper").mkdir(parents=True)
+        (root / tree / "other" / "no-queue").mkdir()
+        (root / tree / ".hidden" / "0").mkdir(parents=True)
+        for directory in [root / tree, *(path for path in (root / tree).rglob("*") if path.is_dir())]:
+            for name in ("README", "2026"):
+                (directory / name).write_text(f"{directory}/{name}")
+                foreign[str((directory / name).relative_to(root))] = f"{directory}/{name}".encode()
+    for place in (f"{tree}/other/{at}/{0:020d}" for tree in QUEUE_TREES for at in ("no-queue", "0/deeper")):
+        (root / place).write_text(place)
+        foreign[place] = place.encode()
+    rebuild(root, settings=StoreSettings().override({**KIND_SIZES, **kind.settings}))
+    kept = root / QUARANTINE
+    assert {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()} == foreign
+    left = [path for tree in (*QUEUE_TREES, INDEX) for path in (root / tree).rglob("*") if path.is_file()]
+    assert not [path for path in left if offset_of(path.name) is None and not is_index_name(path.name)]
+    assert verify(root, settings=StoreSettings().override({**KIND_SIZES, **kind.settings})).ok
+    for place in (f"{tree}/other/0/README" for tree in QUEUE_TREES):  # the name is taken now
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text("later")
+    rebuild(root, settings=StoreSettings().override({**KIND_SIZES, **kind.settings}))
+    assert len(list(kept.rglob("README-2"))) == len(QUEUE_TREES)
+    assert {path: (kept / path).read_bytes() for path in foreign} == foreign

@@ -10,7 +10,7 @@ import pytest
 
 import stratalog
 from golden.cases import golden_case
-from store.kinds import KINDS, SIZES, Kind
+from store.kinds import EXTENDED, KINDS, SIZES, Kind
 from store.model import QUIET, SMALL, crash_copy, log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
@@ -22,11 +22,14 @@ from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     COMMIT_LOG,
     CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
     INDEX,
     LOCK,
 )
 from stratalog.layout.queue import UNIT
+from stratalog.tools import verify as verify_module
 from stratalog.tools.verify import verify
+from stratalog.tools.verify_queues import QueueCheck
 from stratalog.tools.verify_report import VerifyReport
 
 SETTINGS: dict[str, Any] = {
@@ -436,3 +439,28 @@ def test_what_cannot_be_read_is_told_once_and_neither_compared_nor_counted(
             place = name.partition("/")[0]
             is_queue, is_index = place in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE), place == INDEX
             assert (lacks[0] > 0, lacks[1] > 0) == (is_queue, is_index), (name, lacks)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_an_extension_file_that_a_writer_has_just_created_is_looked_at_again(
+    is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no size when it is listed first. One that stays so is told by the units that lead into it."""
+    root, look_again = tmp_path / "store", QueueCheck._look_again
+    EXTENDED.made(root)
+    path = sorted((root / CONSUME_QUEUE_EXT / "topic" / "0").iterdir())[-1]
+    data = path.read_bytes()
+    assert any(data)
+    path.write_bytes(b"")
+
+    def looks_again(self: QueueCheck, *arguments: Any) -> None:
+        if is_written:
+            path.write_bytes(data)
+        look_again(self, *arguments)
+
+    monkeypatch.setattr(QueueCheck, "_look_again", looks_again)
+    monkeypatch.setattr(verify_module, "lock_owner", lambda _: 1)
+    report = verify(root, settings=StoreSettings().override({**SIZES, **EXTENDED.settings}))
+    assert report.is_live
+    assert report.ok is is_written, report.problems[:2]
+    assert {problem.part for problem in report.problems} <= {"queue"}

@@ -2,7 +2,6 @@
 
 import re
 from datetime import UTC, datetime, tzinfo
-from itertools import pairwise
 
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import TOPIC_CHARS_MAX_V1, TOPIC_SIZE_MAX
@@ -56,6 +55,7 @@ UNKNOWN_LEVEL_DELAY_MS = 1000
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _QUEUE_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 _OFFSET_NAME = re.compile(r"[0-9]{20}\Z")
+INDEX_NAME_SIZE = 17
 _INDEX_NAME = re.compile(r"[0-9]{17}\Z")
 
 
@@ -119,14 +119,6 @@ def index_name(created_ms: int, zone: tzinfo = UTC) -> str:
     """Name of an index file created at that time, in the broker's time zone."""
     moment = datetime.fromtimestamp(created_ms // 1000, zone)
     return moment.strftime("%Y%m%d%H%M%S") + f"{created_ms % 1000:03d}"
-
-
-def index_created_ms(name: str, zone: tzinfo = UTC) -> int:
-    """The time in an index file's name: `index_name` backwards."""
-    # Not strptime: a process that is forked while another thread is in it waits for its lock for ever.
-    year, month, day, hour, minute, second = (int(name[begin:end]) for begin, end in pairwise((0, 4, 6, 8, 10, 12, 14)))
-    moment = datetime(year, month, day, hour, minute, second, tzinfo=zone)
-    return int(moment.timestamp()) * 1000 + int(name[14:])
 
 
 def is_index_name(name: str) -> bool:

@@ -6,6 +6,7 @@ method of a subclass and no other thread changes a value between its check and i
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import index
@@ -15,8 +16,11 @@ from typing import Any, Literal
 from stratalog.config.shown import shown
 from stratalog.errors import ConfigurationError, IllegalMessage, StratalogError
 from stratalog.layout.properties import KEY_SEPARATOR
+from stratalog.store.disk import ClockNs
 
 TIME_MAX = 2**63 - 1
+_CLOCK_NS_END = 253_402_300_800 * 10**9
+"""The year 10000: names of index files have room for four digits."""
 Moment = int | datetime
 """An aware datetime, or milliseconds since 1970."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -269,3 +273,20 @@ def query_range(begin: Any, end: Any, limit: Any) -> tuple[int, int, int]:
         return begin, end, limit  # all of time, what a query asks for by default: checking more is a tenth of it
     wanted = _ALL if limit is None else min(exact_count("limit", limit), _ALL)
     return *time_range(begin, end), wanted
+
+
+def checked_clock(clock_ns: ClockNs) -> ClockNs:
+    """A clock that raises `ConfigurationError` where another one tells no time."""
+    if clock_ns is time.time_ns:
+        return clock_ns
+
+    def checked() -> int:
+        now_ns: object = clock_ns()
+        if not isinstance(now_ns, int) or not 0 <= now_ns < _CLOCK_NS_END:
+            raise ConfigurationError(
+                f"clock_ns returns {shown(now_ns)}: give a function that returns ns since 1970, an int before the year "
+                "10000"
+            )
+        return now_ns
+
+    return checked

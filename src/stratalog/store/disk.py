@@ -391,7 +391,7 @@ class _Lock:
                     f"{path.parent} is already open for writing in this process: use that store object"
                 ) from None
             raise StoreLocked(
-                f"{path} is locked: the store is open in another process; close it there, or open with mode='r'"
+                f"{path} is locked: the store is open in another process; close it there. It can be read meanwhile"
             ) from None
         _held.add(self._place)
         watch(self, path.parent)

@@ -177,14 +177,19 @@ def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:
     return (head.total_size, head.commit_log_offset) == (size, commit_log_offset) and head.magic in (MAGIC_V1, MAGIC_V2)
 
 
-def queues_are_intact(seal: Seal | None, dispatcher: Dispatcher) -> bool:
+def queues_are_intact(log: CommitLog, seal: Seal | None, dispatcher: Dispatcher) -> bool:
     """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
-    if any(queue.is_damaged or lacks_extension(queue) for queue in dispatcher.queues.values()):
+    if any(queue.is_damaged or lacks_extension(queue, log.first_offset) for queue in dispatcher.queues.values()):
         return False
     if seal is None:
         return True
-    counts = [count for queue in dispatcher.queues.values() if (count := queue.count_below(seal.log_end_offset))]
-    return (len(counts), sum(counts)) == (seal.queue_count, seal.unit_count)
+    return unit_counts(dispatcher, seal.log_end_offset) == (seal.queue_count, seal.unit_count)
+
+
+def unit_counts(dispatcher: Dispatcher, log_end: int) -> tuple[int, int]:
+    """Queues with units below a log offset, and those units: what a seal counts."""
+    counts = [count for queue in dispatcher.queues.values() if (count := queue.count_below(log_end))]
+    return len(counts), sum(counts)
 
 
 def sealed_start(log: CommitLog, dispatcher: Dispatcher, seal: Seal) -> int:

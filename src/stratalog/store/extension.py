@@ -65,6 +65,10 @@ class ExtensionFiles:
         """Find the files; False when one is missing. `end` must be set then."""
         return self._files.load()
 
+    @property
+    def has_files(self) -> bool:
+        return bool(self._files.starts)
+
     def read(self, address: int) -> Extension:
         """The unit at an address. Raises `CorruptData` when there is none."""
         position, begin, end = extension_position(address), self._files.begin, self._files.end
@@ -146,9 +150,11 @@ class ExtendedQueue(ConsumeQueue):
         self._extension.end = 0
         if newest is None:
             return True
+        oldest = self._address_from(self.min_offset(self._log.first_offset))
+        if oldest is None and not self._extension.has_files:
+            return True
         try:
             self._extension.end = extension_position(newest) + self._extension.read(newest).size
-            oldest = self._address_from(self.min_offset(self._log.first_offset))
             return oldest is None or bool(self._extension.read(oldest))
         except CorruptData:
             return False
@@ -230,7 +236,8 @@ def count_bitmaps(file: bytes) -> int:
     return count
 
 
-def lacks_extension(queue: ConsumeQueue | BatchQueue) -> bool:
-    """Whether the newest unit of a queue points to an extension though there are no files of one."""
+def lacks_extension(queue: ConsumeQueue | BatchQueue, log_begin: int) -> bool:
+    """Whether the newest unit of a queue points to an extension though there are no files of one. Nobody asks for that
+    of a message from before the log's begin."""
     unit = queue.last_unit() if isinstance(queue, ConsumeQueue) and not isinstance(queue, ExtendedQueue) else None
-    return unit is not None and is_extension_address(unit[2])
+    return unit is not None and unit[0] >= log_begin and is_extension_address(unit[2])

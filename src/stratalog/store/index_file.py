@@ -26,7 +26,7 @@ from stratalog.layout.index import (
 )
 from stratalog.layout.javahash import index_key_hash, string_hash
 from stratalog.layout.message import PROPERTIES_SIZE_MAX
-from stratalog.layout.names import INDEX, index_created_ms, index_name, is_index_name
+from stratalog.layout.names import INDEX, INDEX_NAME_SIZE, index_name, is_index_name
 from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
 from stratalog.store.index_bulk import BulkItems
 from stratalog.store.locks import StoreLocks, free
@@ -91,6 +91,10 @@ class IndexFile:
             self.mapped.sync()
         except OSError as error:
             raise failed(f"flush of {self.mapped.path}", error) from error
+
+
+def _name_after(name: str) -> str:
+    return f"{int(name) + 1:0{INDEX_NAME_SIZE}d}"
 
 
 @lru_cache(1024)
@@ -349,7 +353,7 @@ class Index:
     def _resume_at_end(self) -> None:
         """Go on after the items that are there."""
         if self.files:
-            self.resume_offset = self.files[-1].end_commit_log_offset
+            self.resume_offset = max(file.end_commit_log_offset for file in self.files)  # the last may be empty
             self.resume_key = self._keys_at_end()
 
     def _put_all(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
@@ -407,12 +411,14 @@ class Index:
         self._disk.make_directory(self.directory)
         if self._created:
             self._disk.remove(self._created)
-        moment = self._clock_ns() // 1_000_000
+        name = "0" * INDEX_NAME_SIZE
+        with contextlib.suppress(ConfigurationError):  # the clock's: what is in the log is indexed all the same
+            name = index_name(self._clock_ns() // 1_000_000, self._zone)
         if self.files:  # names are in order, though the clock went back
-            moment = max(moment, index_created_ms(self.files[-1].mapped.path.name, self._zone) + 1)
-        while self._disk.exists(self.directory / index_name(moment, self._zone)):
-            moment += 1
-        path = self._created = self.directory / index_name(moment, self._zone)
+            name = max(name, _name_after(self.files[-1].mapped.path.name))
+        while self._disk.exists(self.directory / name):
+            name = _name_after(name)
+        path = self._created = self.directory / name
         self._disk.allocate(path, self._file_size)
         last = self.files[-1].header if self.files else np.zeros(len(HEADER.fields), np.int64)
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)

@@ -28,7 +28,7 @@ from stratalog.errors import (
 )
 from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
-from stratalog.store.arguments import absolute_path, check_type, one_of
+from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
 from stratalog.store.os_errors import FULL, SHORTAGES, cause_of, is_no_thread, reason, refusal, thread_refusal
@@ -37,7 +37,6 @@ from stratalog.store.sizes import completed, guess_text, sized
 
 _PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Before each new attempt to read a store that changes. File times tick every 4 ms."""
-_CLOCK_NS_END = 10**6 << 63
 _LIVE = (
     names.ABORT, names.CHECKPOINT, names.LOCK, names.COMMIT_LOG, names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE,
     names.INDEX,
@@ -76,11 +75,8 @@ def open_store(
     for name, function in functions.items():
         if not callable(function):
             raise ConfigurationError(f"{name} {shown(function)}: give a function")
-    now_ns: Any = clock_ns()
-    if not isinstance(now_ns, int) or not 0 <= now_ns < _CLOCK_NS_END:
-        raise ConfigurationError(
-            f"clock_ns returns {shown(now_ns)}: give a function that returns ns since 1970, an int"
-        )
+    clock_ns = checked_clock(clock_ns)
+    clock_ns()
     settings = (settings or StoreSettings()).override(given)
     pauses_s = iter(_PAUSES_S if disk.read_only else ())
     while True:

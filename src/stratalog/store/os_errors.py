@@ -64,11 +64,10 @@ def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was 
     """The error for a store that could not be opened or read, and nothing was changed."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if number in FULL:
-        return DiskFull(f"{what}: {reason(error)}; {next_step(error)}, or open with mode='r'")
+        return DiskFull(f"{what}: {reason(error)}; {next_step(error)}. Reading needs none")
     if number in _WRONG_PATH:
         return NotAStore(f"{what}: {reason(error)}; {next_step(error)}")
-    step = next_step(error) + (", or open with mode='r'" if number == errno.EROFS else "")
-    return StoreUnavailable(f"{what}: {reason(error)}; {step}. {effect}")
+    return StoreUnavailable(f"{what}: {reason(error)}; {next_step(error)}. {effect}")
 
 
 def cause_of(error: BaseException) -> OSError | MemoryError | None:

@@ -153,7 +153,7 @@ def recover(
     if not untouched:
         check_belonging(log, dispatcher)
     torn = drop_torn(log, dispatcher, only_batches=untouched)
-    intact = torn is not None and queues_are_intact(seal, dispatcher)
+    intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
     if intact and beside_writer and not clean:
         start = checkpointed(log, checkpoint)
@@ -271,6 +271,14 @@ def _load_index(
         is_open = beside_writer and seal is None  # its writer builds what is missing
         intact = intact and (is_open or _index_is_intact(seal, index, log, end_offset, clean=clean))
     return intact
+
+
+def is_intact(log: CommitLog, dispatcher: Dispatcher, index: Index | None, seal: Seal | None, end_offset: int) -> bool:
+    """Whether `recover` would leave queues and index of a store that was closed properly as they are. What was loaded
+    is good for nothing else afterwards."""
+    torn = drop_torn(log, dispatcher, only_batches=False)
+    intact = torn is not None and queues_are_intact(log, seal, dispatcher)
+    return _load_index(index, log, seal, end_offset, clean=True, intact=intact, beside_writer=False)
 
 
 def _unused_place(log: CommitLog) -> tuple[int, int]:

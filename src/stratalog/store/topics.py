@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
+from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
 from stratalog.store.config_files import TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
@@ -87,7 +88,9 @@ class Topics:
         }  # fmt: skip
 
     def is_batch(self, topic: str) -> bool:
-        """Whether a topic's batches are kept as one record each (BatchCQ)."""
+        """Whether a topic's batches are kept as one record each (BatchCQ). A light queue has plain units."""
+        if is_light(topic):
+            return False
         config = self.configs.get(topic)
         return config.queue_type == "BatchCQ" if config else topic in self._batch_by_tree
 

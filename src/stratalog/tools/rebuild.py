@@ -47,6 +47,7 @@ from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
+from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
 from stratalog.tools.verify_files import (
@@ -410,7 +411,9 @@ def _carry_over(
 def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
     """Link a queue's files. One that was cut, or is too long, is copied and gets its size: opening refuses others."""
     for name, size in disk.files(old).items():
-        if offset_of(name) is None or size in (0, file_size):
+        if offset_of(name) is None:
+            continue
+        if size in (0, file_size):
             os.link(old / name, new / name)
         else:
             copy_file(old / name, new / name)
@@ -433,43 +436,11 @@ def _message_units(directory: Path, disk: Disk) -> int:
 
 def _seal_carried(staging: Path, carried: list[Path], disk: Disk, settings: StoreSettings) -> None:
     """Count the carried queues into the seal, which otherwise would not fit."""
-    counts = [count for directory in carried if (count := _unit_count(directory, disk))]
     checkpoint = Checkpoint.load(staging, disk)
-    if counts and checkpoint.seal:
-        seal = checkpoint.seal
-        seal = replace(seal, queue_count=seal.queue_count + len(counts), unit_count=seal.unit_count + sum(counts))
+    if carried and checkpoint.seal:
+        queue_count, unit_count = counted_queues(staging, settings, checkpoint.seal.log_end_offset)
+        seal = replace(checkpoint.seal, queue_count=queue_count, unit_count=unit_count)
         replace(checkpoint, seal=seal).store(staging, disk, compatibility=settings.compatibility)
-
-
-def _unit_count(directory: Path, disk: Disk) -> int:
-    """Units in a queue's files."""
-    if directory.parents[1].name == names.CONSUME_QUEUE:
-        first, end = queue_span(directory, disk)
-        return end - first
-    stored = b"".join((directory / name).read_bytes() for name in disk.files(directory))
-    return int(np.count_nonzero(np.frombuffer(stored, BATCH_UNIT.dtype, len(stored) // BATCH_UNIT.size)["size"] > 0))
-
-
-def queue_span(directory: Path, disk: Disk) -> tuple[int, int]:
-    """Queue offsets of the first unit in a queue's files and after the last one written, without loading the queue."""
-    files = [
-        (start, name, size) for name, size in disk.files(directory).items() if (start := offset_of(name)) is not None
-    ]
-    for start, name, size in reversed(files):
-        file = disk.open(directory / name)
-        try:
-            low, high = 0, size // UNIT.size
-            while low < high:
-                middle = (low + high) // 2
-                if UNIT.unpack(file.read(middle * UNIT.size, UNIT.size)).size > 0:
-                    low = middle + 1
-                else:
-                    high = middle
-        finally:
-            file.close()
-        if low or start == files[0][0]:
-            return files[0][0] // UNIT.size, start // UNIT.size + low
-    return 0, 0
 
 
 def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> None:
@@ -495,11 +466,24 @@ def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> Non
 
 
 def _keep_foreign(root: Path, old: Path, disk: Disk) -> None:
-    """Keep files of the old directory that are none of a store's: they are not ours to remove."""
-    foreign = [name for name in disk.files(old) if offset_of(name) is None and not is_index_name(name)]
-    for name in foreign:
-        disk.make_directory(root / QUARANTINE)
-        (old / name).rename(free_name(root / QUARANTINE / name))
+    """Keep files below the old directory that are none of a store's: they are not ours to remove."""
+    for above, _, found in os.walk(old):
+        for path in (Path(above, name) for name in found):
+            if not _is_own(path.relative_to(root)):
+                target = free_name(root / QUARANTINE / path.relative_to(root))
+                disk.make_directory(target.parent)
+                path.rename(target)
+                disk.sync_directory(target.parent)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a store names a file so, below `index` or below the directory of a queue."""
+    match path.parts:
+        case (names.INDEX, name):
+            return is_index_name(name) or name.endswith(UNFINISHED)
+        case (_, topic, queue_id, name) if names.is_topic(topic) and names.queue_id_of(queue_id) is not None:
+            return offset_of(name) is not None or name.endswith(UNFINISHED)
+    return False
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -24,6 +24,7 @@ from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import completed, guess_text, sized
+from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.verify_files import (
@@ -132,6 +133,11 @@ def _verify(
             check.finish()
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
+    if report.ok and report.clean and not report.is_live and is_rebuilt_by_opening(root, settings, report.log_end):
+        report.notes.append(
+            f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
+            "from the log"
+        )
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,16 @@ class _IndexFile:
     def _stored(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         first = items_position(self._slot_count) + ITEM.size
         return np.frombuffer(self._view, ITEM.dtype, self.item_count, first)
+
+    @property
+    def first_offset(self) -> int:
+        """Log offset in the first item."""
+        return int(self._stored()["commit_log_offset"][0])
+
+    @property
+    def last_offset(self) -> int:
+        """Log offset in the last item."""
+        return int(self._stored()["commit_log_offset"][-1])
 
     def position(self, number: int) -> int:
         """Byte position of an item."""
@@ -301,11 +312,21 @@ class IndexCheck:
             for number in range(len(rest) - lost):
                 self._report_unknown(file, rest, number)
             self._check_inside(file)
+        self._check_order()
         if self._left_out_tags > self._unknown_count:  # an item that was changed may be of a tag
             self._report.notes.append(
                 f"{self._directory}: no items for the tags of {self._left_out_tags:,} messages or more, as RocketMQ "
                 "before 5.4 writes it; a query by tag does not find them before the index is rebuilt"
             )
+
+    def _check_order(self) -> None:
+        """A file goes on where the one before it ended: one that was copied has items twice."""
+        for before, file in pairwise(file for file in self._files if file.item_count):
+            if file.first_offset < before.last_offset:
+                self._add(
+                    file.path, file.position(1), f"items from log offset {before.last_offset:,} on, where "
+                    f"{before.path.name} ends", f"items from {file.first_offset:,} on: the file is a copy, or renamed",
+                )  # fmt: skip
 
     def _check_inside(self, file: _IndexFile) -> None:
         newest_is_open = file is self._files[-1] and not self._report.clean

@@ -192,6 +192,9 @@ class ReportingDisk(PrivateDisk):
         except Unreadable:
             return None
 
+    def remove(self, path: Path) -> None:
+        """Nothing is: a file without a size may be one that a writer has just created."""
+
     def map(self, path: Path) -> MappedFile:
         with self._reporting(path):
             file = super().map(path)

@@ -1,0 +1,56 @@
+"""A store's queues and index as opening finds them, before it changes anything."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stratalog.config.settings import StoreSettings
+from stratalog.layout.names import COMMIT_LOG
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import PrivateDisk
+from stratalog.store.dispatch import Dispatcher
+from stratalog.store.evidence import unit_counts
+from stratalog.store.index_file import Index
+from stratalog.store.queue_set import QueueSet
+from stratalog.store.recovery import is_intact
+from stratalog.store.snapshot import load_queues
+from stratalog.store.topics import Topics
+
+
+@contextmanager
+def _loaded(root: Path, settings: StoreSettings, disk: PrivateDisk) -> Iterator[tuple[CommitLog, Dispatcher]]:
+    log = CommitLog(root / COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
+    queues = QueueSet(root, log, disk, settings, Topics(root, disk))
+    dispatcher = Dispatcher(log, None, queues, delay_levels=settings.message_delay_level)
+    try:
+        log.load()
+        queues.load()
+        load_queues(root, disk, dispatcher, log, None, lock=None)
+        yield log, dispatcher
+    finally:
+        dispatcher.close()
+        log.close()
+
+
+def counted_queues(root: Path, settings: StoreSettings, log_end: int) -> tuple[int, int]:
+    """Queues with units below a log offset, and those units, as a clean-shutdown marker counts them."""
+    with _loaded(root, settings, PrivateDisk()) as (_, dispatcher):
+        return unit_counts(dispatcher, log_end)
+
+
+def is_rebuilt_by_opening(root: Path, settings: StoreSettings, log_end: int) -> bool:
+    """Whether opening a store that was closed properly, with a log that ends there, builds queues and index again."""
+    disk, index = PrivateDisk(), None
+    if settings.message_index_enable:
+        index = Index(
+            root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
+            with_tags=settings.compatibility != "5.3", clock_ns=time.time_ns,
+        )  # fmt: skip
+    with _loaded(root, settings, disk) as (log, dispatcher):
+        try:
+            return not is_intact(log, dispatcher, index, Checkpoint.load(root, disk).seal, log_end)
+        finally:
+            if index:
+                index.close()
