@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crash.faults import Stopped, install
-from store.kinds import KINDS, SIZES, Key, Kind
+from store.kinds import KINDS, SIZES, Key, Kind, trees
 from store.model import flip
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
@@ -146,3 +146,32 @@ def test_after_a_killed_opening_the_tools_give_no_offset_again_either(
             done += 1
             assert all(ends[queue] >= end for queue, end in straight.items()), number
     assert done or verb == "rebuild"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "extended" not in kind.name], ids=str)
+@pytest.mark.parametrize("checkpoint", ["none", "another store's"])
+def test_no_unit_goes_before_another_is_in_its_place(
+    tmp_path: Path, kind: Kind, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ looks into the last ten log files after a crash: what no unit leads to before them is lost to it."""
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    kind.made(whole, count=150)
+    (whole / ABORT).touch()
+    (whole / "checkpoint").unlink()
+    if checkpoint != "none":
+        kind.made(tmp_path / "other", count=70)
+        shutil.copyfile(tmp_path / "other" / "checkpoint", whole / "checkpoint")
+    units = trees(whole)
+    shutil.copytree(whole, root)
+    calls = install(monkeypatch, root)
+    with kind.open(root):
+        count = len(calls.calls)
+    for number in range(0, count, 2):
+        monkeypatch.setattr(disk, "os", os)
+        shutil.rmtree(root)
+        shutil.copytree(whole, root)
+        calls = install(monkeypatch, root)
+        calls.stop_at = number
+        with suppress(Stopped):
+            kind.open(root)
+        assert trees(root) == units, (number, calls.calls[-3:])

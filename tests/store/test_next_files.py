@@ -44,6 +44,11 @@ class ShortDisk(Disk):
             self.made.append((path.name, threading.current_thread().name))
         super().allocate(path, size)
 
+    def check_room(self, path: Path, size: int) -> None:
+        super().check_room(path, size)
+        if len(log_files(path.parents[1])) + size // LOG_FILE_SIZE > self.room:
+            raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk")
+
 
 def settle(store: stratalog.MessageStore) -> None:
     """Wait for the file that is being made."""

@@ -248,7 +248,7 @@ EXTREMES: dict[str, tuple[Any, ...]] = {
     "prepared_transaction_offset": INT64S,
     "born_host": (Host(b"\xff" * 4, 65535), Host(b"\xff" * 16, 0)),
     "store_host": (Host(bytes(4), 0), Host(bytes(16), 65535)),
-    "now": INT64S,
+    "now": (0, 1, 253_402_300_799_999),
     "body": (b"", b"\0", b"\xff" * 1000),
     "properties": (
         b"TAGS\1\2", b"KEYS\1\2UNIQ_KEY\1\2", b"TAGS\1\xff\2KEYS\1\xe4\xb8\2UNIQ_KEY\1\xc3(\2", b"\xff\1\xfe\2",

@@ -297,16 +297,30 @@ class BatchQueue:
         the rest of the last one is zeroed."""
         self._end_at(self._number_of(commit_log_offset))
 
+    def rewind(self, commit_log_offset: int) -> None:
+        """As that of a `ConsumeQueue`. A queue of which nothing stays is numbered from the first file again."""
+        number = self._number_of(commit_log_offset)
+        if number <= self._first and self._first:
+            self._end_at(number)
+        elif number < self._end:
+            self._take_end(number)
+
+    def cut(self) -> None:
+        """Drop what follows the end: later files are removed, the rest of the last one is zeroed."""
+        self._end_at(self._end)
+
     def drop_newest(self) -> None:
         """Drop the last unit, and what follows it."""
         self._end_at(self._end - 1)
 
     def _end_at(self, number: int) -> None:
         if self._files.cut(number * _SIZE):
-            self._oldest = _NO_OLDEST
-            self._end = number if self._files.starts else 0
-            last = self._unit(self._end - 1) if self._end > self._first else None
-            self.end_offset = last.base_offset + last.batch_size if last else 0
+            self._take_end(number if self._files.starts else 0)
+
+    def _take_end(self, number: int) -> None:
+        self._oldest, self._end = _NO_OLDEST, number
+        last = self._unit(number - 1) if number > self._first else None
+        self.end_offset = last.base_offset + last.batch_size if last else 0
 
     def begin_before(self, queue_offset: int, commit_log_offset: int) -> None:
         """Let the record at that log offset in, the queue's first in the log. A queue that begins after it lost its

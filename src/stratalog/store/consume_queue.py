@@ -142,9 +142,12 @@ class ConsumeQueue:
         The unit of a lost message leads to the record before it; where there is none, to `place` (log offset and size).
         Without one nothing was lost.
         """
+        position = queue_offset * UNIT.size
+        begin = position - position % self.file_size
+        if not self.end_offset and self._files.starts and self._files.begin != begin:
+            self._files.cut(0)  # nothing of it is kept, and it begins elsewhere
         if not self._files.starts:
-            position = queue_offset * UNIT.size
-            self._files.add(position - position % self.file_size)
+            self._files.add(begin)
         self.end_offset = max(self.end_offset, self.first_offset)
         place = self._place_before_end() or place
         filler = UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER
@@ -190,6 +193,20 @@ class ConsumeQueue:
         """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
         the rest of the last one is zeroed."""
         self._end_at(self.offset_of(commit_log_offset))
+
+    def rewind(self, commit_log_offset: int) -> None:
+        """Let the queue end before the units of records at or after `commit_log_offset`. They stay in the files, until
+        others are written over them or `cut` drops them: whoever kills this process meanwhile leaves a queue that can
+        be read."""
+        queue_offset = self.offset_of(commit_log_offset)
+        if queue_offset < self.end_offset:
+            self.end_offset = queue_offset if queue_offset > self.first_offset else 0
+            self._newest = -1, (0, 0, 0)
+            self._oldest = _NO_OLDEST
+
+    def cut(self) -> None:
+        """Drop what follows the end: later files are removed, the rest of the last one is zeroed."""
+        self._end_at(self.end_offset)
 
     def drop_newest(self) -> None:
         """Drop the last unit, and what follows it."""

@@ -237,6 +237,17 @@ class Disk:
         """
         self._create(path, size, lambda fd: os.posix_fallocate(fd, 0, size), durably=True)
 
+    def check_room(self, path: Path, size: int) -> None:
+        """Raise `DiskFull` unless there is room for so many bytes now."""
+        temporary = _unfinished(path)
+        with _told_when_full(path, size, temporary):
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            finally:
+                os.close(fd)
+            os.unlink(temporary)
+
     def create_sparse(self, path: Path, size: int) -> None:
         """Create a file of that length without blocks, for derived data that is written with `write`.
 
@@ -245,8 +256,7 @@ class Disk:
         self._create(path, size, lambda fd: os.ftruncate(fd, size), durably=False)
 
     def _create(self, path: Path, size: int, fill: Callable[[int], None], *, durably: bool) -> None:
-        directory = path.parent  # beside it, not in it: RocketMQ refuses a directory that holds a file of another name
-        temporary = directory.with_name(f"{directory.name}.{path.name}{UNFINISHED}")
+        temporary = _unfinished(path)
         with _told_when_full(path, size, temporary):
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
@@ -562,6 +572,11 @@ def _map(fd: int, flags: int) -> mmap.mmap:
     if _libc.mmap(address, size, protection, flags | _MAP_FIXED, fd, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return space
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a file is made: beside its directory, as RocketMQ refuses one that holds a file of another name."""
+    return path.parent.with_name(f"{path.parent.name}.{path.name}{UNFINISHED}")
 
 
 @contextlib.contextmanager

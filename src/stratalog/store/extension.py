@@ -184,6 +184,10 @@ class ExtendedQueue(ConsumeQueue):
         is_address = (codes <= EXTENSION_ADDRESS_MAX) & (units["size"] != FILLER_SIZE)
         return codes[np.flatnonzero(is_address)]
 
+    def rewind(self, commit_log_offset: int) -> None:
+        """Drop the units at once: what is built of the log has no bitmaps, so that old addresses would not fit it."""
+        self.truncate(commit_log_offset)
+
     def _end_at(self, queue_offset: int) -> None:
         super()._end_at(queue_offset)
         self._settle()

@@ -246,6 +246,8 @@ class Periodic:
         self._wakes: SimpleQueue[None] = SimpleQueue()  # not an Event, whose lock a signal handler can leave held
         self._is_closed = False
         self.failure: Exception | None = None
+        self.turns = 0
+        """How many are over."""
         self._thread = Worker(name, self._run)
 
     def start(self) -> None:
@@ -275,6 +277,7 @@ class Periodic:
                 return
             except Exception as error:  # noqa: BLE001 - top of the thread
                 self.failure = error
+            self.turns += 1
 
     def is_current(self) -> bool:
         """Whether this is the thread."""

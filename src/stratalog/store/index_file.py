@@ -407,7 +407,7 @@ class Index:
                 raise failed(f"index files in {self.directory}", error) from error
 
     def _create(self) -> None:
-        """Start a new file. In memory its header begins with the end of the one before, as upstream's does."""
+        """Start a new file. Its header begins with the end of the one before, as upstream's does."""
         self._disk.make_directory(self.directory)
         if self._created:
             self._disk.remove(self._created)
@@ -422,7 +422,11 @@ class Index:
         self._disk.allocate(path, self._file_size)
         last = self.files[-1].header if self.files else np.zeros(len(HEADER.fields), np.int64)
         header = np.array([last[_END_TIME], last[_END_TIME], last[_END_OFFSET], last[_END_OFFSET], 0, 1], np.int64)
-        file, count = IndexFile(self._disk.map(path), header), len(self.files)
+        mapped = self._disk.map(path)
+        mapped.map[: HEADER.size] = HEADER.pack(
+            *map(int, header[:_NEXT_ITEM]), 0
+        )  # else RocketMQ begins at log offset 0
+        file, count = IndexFile(mapped, header), len(self.files)
         self.files[count:], self._created, self._kept = [file], None, 0  # no call between
 
     def offsets(self, topic: str, key: str, *, begin: int, end: int, loose: bool = False) -> Iterator[int]:

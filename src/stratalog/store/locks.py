@@ -37,6 +37,7 @@ class StoreLocks:
         self.futures = locks[7:]
         self.append = locks[8:]
         """The log's end: the only one that a call of two microseconds takes."""
+        self.before_append = locks[:8]
 
 
 def free(*locks: "RLock", done: str = "") -> "RLock":

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
@@ -83,6 +84,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _logger = logging.getLogger("stratalog")
+_LAG_FILES_MAX = 5
+_PAUSE_S = 0.0005
 _KEEPS_PER_INDEX_HEADER = 15
 """The index is made durable with every so manieth checkpoint: its slots are dirty all over after a second."""
 
@@ -229,9 +232,10 @@ class MessageStore(Uncopied):
             self._flush_all()
             note_ends(self.root, self._disk, [], self.log.first_offset)
         dispatching = Periodic(
-            "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due, woken=self.dispatch
+            "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due,
+            woken=self._dispatch_when_woken,
         )  # fmt: skip
-        self.log.on_step = dispatching.wake
+        self.log.on_step, self.log.on_roll = dispatching.wake, lambda: self._keep_close(dispatching)
         flushing = Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_when_due)
         self._threads += dispatching, flushing
         for thread in (dispatching, flushing):
@@ -607,6 +611,27 @@ class MessageStore(Uncopied):
             self._flush_all()
         else:
             self.dispatch()
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether dispatch is so many log files behind that RocketMQ might not make up for it after a crash: it looks
+        into the last ten."""
+        return self.dispatch_lag > _LAG_FILES_MAX * self.log.file_size
+
+    def _keep_close(self, dispatching: Periodic) -> None:
+        """Wait until dispatch is no longer far behind, or cannot come closer. A thread that has a lock which dispatch
+        needs does not: a signal handler or finalizer puts."""
+        turns_max = dispatching.turns + 2  # the one under way, and one more
+        while self._is_far and dispatching.turns < turns_max and not self.derived_failure:
+            if dispatching.is_current() or any(map(is_owned, self.log.locks.before_append)):
+                return
+            dispatching.wake()
+            time.sleep(_PAUSE_S)
+
+    def _dispatch_when_woken(self) -> None:
+        if self.settings.flush == "sync" and self._is_far:  # of puts that did not wait
+            self._flush_log()
+        self.dispatch()
 
     def _keep(self, *, closing: bool = False, recovering: bool = False) -> None:
         """Make durable what queues and index hold of the log, and vouch for it."""

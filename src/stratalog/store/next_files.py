@@ -50,11 +50,15 @@ class NextFiles:
         self._end()
         return self._made.get(start) or self._make(start)
 
-    def reserve(self, start: int, count: int) -> None:
-        """Make so many files from this log offset on, or none: raises `DiskFull`, `OSError`."""
+    def reserve(self, start: int, count: int, count_more: int) -> None:
+        """Make so many files from this log offset on, or none: raises `DiskFull`, `OSError`. For so many more there is
+        room then; but nobody keeps it from others."""
         self._end()
         made = []
         try:
+            if count_more:
+                size = (count + count_more) * self._file_size
+                self._disk.check_room(self._directory / offset_name(start), size)
             for offset in range(start, start + count * self._file_size, self._file_size):
                 if not self._made.get(offset):
                     made.append(offset)

@@ -199,7 +199,7 @@ def recover(
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
         for queue in queues:
-            queue.truncate(min(kept_end, end))
+            queue.rewind(min(kept_end, end))
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
     lacks_units = beside_writer and start > log.first_offset and dispatcher.gap_count > 0
     for queue in queues if lacks_units else ():  # the writer's queues lack units, and were filled up
@@ -217,7 +217,10 @@ def recover(
     report.rebuilt = not intact
     report.quarantined += found.quarantined
     if report.quarantined or noted:  # an offset that was given to a message is never given to another
-        for queue, given in ((queue, one.given_end) for queue, one in ends.items() if queue.end_offset < one.given_end):
+        given_by = ends if report.quarantined else before
+        for queue, given in ((queue, one.given_end) for queue, one in given_by.items()):
+            if queue.end_offset >= given:
+                continue
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
                 queue.skip_to(given, _unused_place(log))
             else:
@@ -225,6 +228,8 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
                     f"the log has room for; {queue.end_offset:,} does"
                 )
+    for queue in queues:
+        queue.cut()
     ahead = [one for queue, one in ends.items() if queue.end_offset < one.known_end]
     if ahead and not beside_writer:
         dispatcher.notes.append(
