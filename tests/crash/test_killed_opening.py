@@ -22,6 +22,7 @@ from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
 LOST_UNITS = 3
+LOG_FILE_SIZE = SIZES["mapped_file_size_commit_log"]
 
 
 def other_queue(root: Path, kind: Kind) -> Path:
@@ -68,7 +69,7 @@ def told(store: MessageStore) -> tuple[dict[Key, int], list[str]]:
 def make(root: Path, kind: Kind, state: str, *, is_clean: bool) -> None:
     content = kind.made(root)
     newest = sorted({known.commit_log_offset for known in content.queues[kind.queues[0]].values()})[-2:]
-    damage_newest(root, newest, 16 * 1024)
+    damage_newest(root, newest, LOG_FILE_SIZE)
     STATES[state](root, kind)
     if not is_clean:
         (root / ABORT).touch()
@@ -175,3 +176,34 @@ def test_no_unit_goes_before_another_is_in_its_place(
         with suppress(Stopped):
             kind.open(root)
         assert trees(root) == units, (number, calls.calls[-3:])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("verb", ["open", "rebuild", "repair"])
+def test_a_queue_that_lost_every_message_keeps_its_end(tmp_path: Path, kind: Kind, verb: str) -> None:
+    """Be it at the end of a queue file or not."""
+    settings = StoreSettings().override({**SIZES, **kind.settings})
+    for count in range(26, 44, 2):
+        root = tmp_path / str(count)
+        content, key = kind.made(root, count=count), kind.queues[0]
+        with kind.open(root) as store:
+            end = store.queue(*key).max_offset
+            places = {known.commit_log_offset for known in content.queues[key].values()}
+            sizes = {offset: store.message(offset).store_size for offset in places}
+        for offset, size in sizes.items():
+            with (root / "commitlog" / f"{offset // LOG_FILE_SIZE * LOG_FILE_SIZE:020d}").open("r+b") as file:
+                file.seek(offset % LOG_FILE_SIZE)
+                file.write(bytes(size))
+        (root / ABORT).touch()
+        for _ in range(2):
+            with kind.open(root) as store:
+                assert store.queue(*key).max_offset == end, count
+        if verb == "rebuild":
+            with suppress(CorruptData):  # it says that the log was longer
+                rebuild(root, settings=settings)
+        elif verb == "repair":
+            repair(plan_repair(root, settings=settings))
+        for _ in range(2):
+            with kind.open(root) as store:
+                assert not store.recovery.rebuilt
+                assert store.queue(*key).max_offset == end, count

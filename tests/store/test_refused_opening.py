@@ -23,6 +23,16 @@ def queue_file(root: Path, number: int) -> Path:
     return max((sorted(queue.iterdir()) for queue in queues), key=len)[number]
 
 
+def extension_files(root: Path) -> list[Path]:
+    return sorted((root / "consumequeue_ext").glob("*/*/*"))
+
+
+def remove_queue(root: Path) -> None:
+    """That of the first extension, if there is one."""
+    names = [path.relative_to(root / "consumequeue_ext").parent for path in extension_files(root)[:1]]
+    shutil.rmtree(root / "consumequeue" / names[0] if names else queue_file(root, 0).parent)
+
+
 def zero_newest_unit(root: Path) -> None:
     data = queue_file(root, -1).read_bytes()
     end = len(data.rstrip(b"\0"))
@@ -41,6 +51,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "newest log file exchanged": lambda root: shutil.copyfile(log_files(root)[0], log_files(root)[-1]),
     "log file cut": lambda root: os.truncate(log_files(root)[1], 4000),
     "queue file cut": lambda root: os.truncate(queue_file(root, 0), 20),
+    "extension file cut": lambda root: [os.truncate(path, 20) for path in extension_files(root)[:1]],
 }
 BESIDE: dict[str, Callable[[Path], object]] = {
     "nothing": lambda root: None,
@@ -49,6 +60,7 @@ BESIDE: dict[str, Callable[[Path], object]] = {
     "queue file empty": lambda root: os.truncate(queue_file(root, -1), 0),
     "empty log file": lambda root: add_empty(root / "commitlog"),
     "checkpoint": lambda root: (root / "checkpoint").write_bytes(b""),
+    "queue missing": remove_queue,
     "snapshot": lambda root: (root / "queues.snapshot").unlink(missing_ok=True),
 }
 

@@ -335,6 +335,22 @@ def test_a_record_with_another_offset_in_a_light_queue_gets_its_own_back(
     assert served(root) == before
 
 
+@pytest.mark.parametrize("wrong", [b"26", b"20", b"64"])
+@pytest.mark.parametrize("own", [0, 3, 8, 26, 70])
+def test_a_record_with_other_offsets_in_all_its_queues_gets_them_back(own: int, wrong: bytes, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with opened(root) as store:
+        dispatch = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"}
+        receipts = [store.put("parent", b"m%d" % number, properties=dispatch) for number in range(40)]
+    before, whole = served(root), log_path(root).read_bytes()
+    name = b"INNER_MULTI_QUEUE_OFFSET\x01"
+    change(log_path(root), whole.index(name + b"24,24") + len(name), wrong)
+    change(log_path(root), receipts[24].commit_log_offset + HEAD.position("queue_offset"), struct.pack(">q", own))
+    repair(plan_repair(root))
+    assert log_path(root).read_bytes() == whole
+    assert served(root) == before
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(
     ("topic", "size"), [("plain", 1), ("plain", 200), ("%LMQ%a", 1), ("%LMQ%a", 200), ("batches", 200)]

@@ -282,7 +282,7 @@ class BatchQueue:
         last, count = BATCH_UNIT.unpack(units, len(units) - _SIZE), len(units) // _SIZE
         self._end, self.end_offset = self._end + count, last.base_offset + last.batch_size  # both or none: no call
 
-    def skip_to(self, queue_offset: int, place: tuple[int, int]) -> None:
+    def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
         record before, or to `place`, as those of a `ConsumeQueue`."""
         last = self.newest()

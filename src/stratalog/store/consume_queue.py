@@ -154,6 +154,13 @@ class ConsumeQueue:
         while self.end_offset < queue_offset:
             self.append(filler * min(queue_offset - self.end_offset, 4096))
 
+    def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
+        """Keep offsets up to `queue_offset` from being given again: their messages were lost. At least one unit says
+        so, at the end of a file, too."""
+        if self.last_unit() is None:
+            self.skip_to(queue_offset - 1, None)
+        self.skip_to(queue_offset, place)
+
     def _place_before_end(self) -> tuple[int, int] | None:
         """Log offset and size of the newest record that a unit leads to."""
         for queue_offset in range(self.end_offset - 1, self.first_offset - 1, -1):

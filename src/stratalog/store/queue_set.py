@@ -56,7 +56,8 @@ class QueueSet:
         """Another process writes the store: of each queue only the newest file is looked at."""
 
     def load(self) -> None:
-        """Look which kinds of queues there are, and load those of batch topics. The log must have been loaded."""
+        """Look which kinds of queues there are, and load those of batch topics and those with an extension, which may
+        be all that is left of them. The log must have been loaded."""
         self.files.hold()
         self._extended = set(self._names(CONSUME_QUEUE_EXT))
         self._topics.look_at_trees()
@@ -65,6 +66,8 @@ class QueueSet:
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if self.is_batch(topic):
                 self.get(topic, queue_id)
+        for topic, queue_id in self._extended:
+            self.get(topic, queue_id)
 
     def _names(self, directory: str) -> list[tuple[str, int]]:
         names = []

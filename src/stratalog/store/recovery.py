@@ -222,7 +222,7 @@ def recover(
             if queue.end_offset >= given:
                 continue
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
-                queue.skip_to(given, _unused_place(log))
+                queue.keep_end(given, _unused_place(log))
             else:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "

@@ -11,7 +11,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import Dispatcher
-from stratalog.store.evidence import unit_counts
+from stratalog.store.evidence import drop_torn, unit_counts
 from stratalog.store.index_file import Index
 from stratalog.store.queue_set import QueueSet
 from stratalog.store.recovery import is_intact
@@ -36,7 +36,8 @@ def _loaded(root: Path, settings: StoreSettings, disk: PrivateDisk) -> Iterator[
 
 def counted_queues(root: Path, settings: StoreSettings, log_end: int) -> tuple[int, int]:
     """Queues with units below a log offset, and those units, as a clean-shutdown marker counts them."""
-    with _loaded(root, settings, PrivateDisk()) as (_, dispatcher):
+    with _loaded(root, settings, PrivateDisk()) as (log, dispatcher):
+        drop_torn(log, dispatcher, only_batches=False)
         return unit_counts(dispatcher, log_end)
 
 

@@ -178,13 +178,15 @@ class Judge:
                 self._propose(offset, size, [own], None, is_damaged=False)
         for offset, claims in self._evidence.light_claims.items():
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
-        elsewhere = {offset for _, offset, *_ in outcast}.union(*self._proposed.values())
-        self._restore_light([place for place in light if place[1] not in elsewhere])
+        proposed = {offset: mend for mends in self._proposed.values() for offset, mend in mends.items()}
+        given_up = {offset for _, offset, *_ in outcast} - proposed.keys()
+        self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
 
-    def _restore_light(self, places: list[tuple[QueueEvidence, int, int]]) -> None:
+    def _restore_light(self, places: list[tuple[QueueEvidence, int, int]], proposed: dict[int, Mend]) -> None:
         """Restore the offsets in light queues that whole records lost: to those of their units, or of the only hole.
-        Else a queue that is built again would take the wrong ones for its own."""
+        Else a queue that is built again would take the wrong ones for its own. Records that are `proposed` for another
+        place of their own queue are among them."""
         mends: dict[int, bytes] = {}
         for queue, offset, size in dict.fromkeys(places):
             if offset in queue.offsets:
@@ -195,13 +197,15 @@ class Judge:
                 if claim.key == queue.key and claim.size == size and queue.takes(offset, claim)
             }  # fmt: skip
             numbers = numbers or ({low} if high == low + 1 else set())
-            data = mends.get(offset) or self._read(offset, size)
+            data = mends.get(offset) or (proposed[offset].data if offset in proposed else self._read(offset, size))
             found = with_light_offset(data, queue.key[0], min(numbers)) if len(numbers) == 1 else None
-            if found and self._is_in_place(offset, found):
+            if found and (offset in proposed or self._is_in_place(offset, found)):
                 mends[offset] = found
                 queue.insert([(offset, size, min(numbers), min(numbers) + 1)])
         for offset, data in mends.items():
-            if record := read_record(data):
+            if mend := proposed.get(offset):
+                self._proposed[mend.claim.key][offset] = replace(mend, data=data)
+            elif record := read_record(data):
                 self._found.mends.append(Mend(offset, data, claim_of(record), is_damaged=False))
 
     def _is_in_place(self, offset: int, data: bytes) -> bool:
