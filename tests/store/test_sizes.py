@@ -330,3 +330,5 @@ def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Ki
                 with pytest.raises(ConfigurationError, match=rf"{tree}.* have {right:,} bytes, not {size:,}.*{name}"):
                     look(root, settings=settings)
         assert verify(root, settings=StoreSettings.make({name: right})).ok
+    rounded = {"mapped_file_size_consume_queue": SIZES["mapped_file_size_consume_queue"] - 5}  # up to whole units
+    assert verify(root, settings=StoreSettings.make(rounded)).ok

@@ -85,17 +85,17 @@ def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
     """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and their
     names or the last writer's note agree with them."""
     noted = noted_sizes(root, disk)
-    trees = {"mapped_file_size_commit_log": [root / names.COMMIT_LOG]}
+    places = [("mapped_file_size_commit_log", settings.commit_log_file_size, [root / names.COMMIT_LOG])]
     for name, tree in (
         ("mapped_file_size_consume_queue", names.CONSUME_QUEUE),
         ("mapper_file_size_batch_consume_queue", names.BATCH_CONSUME_QUEUE),
         ("mapped_file_size_consume_queue_ext", names.CONSUME_QUEUE_EXT),
     ):
-        trees[name] = [directory for *_, directory in queue_directories(root, tree, disk)]
-    for name, directories in trees.items():
-        given = getattr(settings, name)
+        directories = [directory for *_, directory in queue_directories(root, tree, disk)]
+        places.append((name, queue_file_size(settings, tree), directories))
+    for name, given, directories in places:
         sizes, steps = set[int](), set[int]()
-        for directory in directories if given is not None else ():
+        for directory in directories if getattr(settings, name) is not None else ():
             found = {offset_of(file): size for file, size in disk.files(directory).items() if size}
             files = {start: size for start, size in found.items() if start is not None}
             sizes |= set(files.values())
