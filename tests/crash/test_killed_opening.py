@@ -13,6 +13,7 @@ from store.kinds import KINDS, SIZES, Key, Kind, trees
 from store.model import flip
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT
 from stratalog.store import disk
 from stratalog.store.message_store import MessageStore
@@ -207,3 +208,25 @@ def test_a_queue_that_lost_every_message_keeps_its_end(tmp_path: Path, kind: Kin
             with kind.open(root) as store:
                 assert not store.recovery.rebuilt
                 assert store.queue(*key).max_offset == end, count
+
+
+@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
+@pytest.mark.parametrize("bit", [0, 1, 2, 22, 40, 46, 63])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_the_newest_message_s_wrong_queue_offset_is_not_given_again(
+    tmp_path: Path, kind: Kind, bit: int, is_clean: bool
+) -> None:
+    """Its unit says where it belongs, and repair still restores it."""
+    content = kind.made(tmp_path)
+    for key in kind.queues:
+        place = max(known.commit_log_offset for known in content.queues[key].values())
+        path = tmp_path / "commitlog" / f"{place // LOG_FILE_SIZE * LOG_FILE_SIZE:020d}"
+        data = bytearray(path.read_bytes())
+        data[place % LOG_FILE_SIZE + HEAD.position("queue_offset") + 7 - bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+    if not is_clean:
+        (tmp_path / ABORT).touch()
+    for _ in range(2):
+        with kind.open(tmp_path) as store:
+            ends = {key: store.queue(*key).max_offset for key in kind.queues}
+        assert all(end >= len(content.queues[key]) for key, end in ends.items())

@@ -1,6 +1,7 @@
 """The dispatcher: follows the log and derives ConsumeQueue units and index items from it, in order."""
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
-from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
+from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
@@ -38,6 +39,11 @@ from stratalog.store.queue_set import QueueSet, UnitQueue
 CHUNK_RECORDS = 1 << 16
 """So few that what kernels read of the records one after the other stays in the cache."""
 NOTES_MAX = 100
+_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
+"""Each message takes this much of the log at least, be it in a batch."""
+_OFFSETS_AHEAD_MAX = 1 << 27
+"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
+_Offsets = TypeVar("_Offsets", int, NDArray[np.int64])
 _GAP_UNITS_MAX = 1 << 16
 _FILL_SIZE_MIN, _FILL_PER_LOG_BYTE, _FILE_COST = 256 << 20, 64, 64 << 10
 """Filler units may take so many bytes on disk, and so many more for each byte of log; a file costs that much at least.
@@ -112,6 +118,8 @@ class Dispatcher:
         self.queue = queues.get
         self.restored = queues.restored
         self.notes: list[str] = []
+        self.left_out: set[tuple[str, int]] = set()
+        """Queues with a whole record whose queue offset cannot be: it is in none."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -269,6 +277,7 @@ class Dispatcher:
         following = next_of_queue(file, self._positions[number + 1 : self._count], record)
         if following is None or not expected <= following <= record.queue_offset:
             return False
+        self.left_out.add((_topic_of(record), record.queue_id))
         self._note(
             f"log offset {record.commit_log_offset:,}: offset {record.queue_offset:,} in {_topic_of(record)}/"
             f"{record.queue_id} cannot be, the next message there has {following:,}; the message is not in that queue"
@@ -305,7 +314,9 @@ class Dispatcher:
         last = BATCH_UNIT.unpack(waiting, len(waiting) - BATCH_UNIT.size) if waiting else queue.newest()
         end, newest = (last.base_offset + last.batch_size, last.commit_log_offset) if last else (queue.end_offset, 0)
         ahead = message.queue_offset - end
-        if ahead < 0 or (last and not may_be_lost(ahead, offset - newest)):
+        is_near = may_be_lost(ahead, offset - newest) if last else message.queue_offset <= queue_offset_limit(offset)
+        if ahead < 0 or not is_near:
+            self.left_out.add((queue.topic, queue.queue_id))
             self._note(
                 f"log offset {offset:,}: offset {message.queue_offset:,} in {queue.topic}/{queue.queue_id} cannot be, "
                 f"the queue ends at {end:,}; the record is not in that queue"
@@ -361,8 +372,13 @@ class Dispatcher:
             self._rows[mine] = -1
         newest = queue.last_unit()
         lost_size = commit_log_offset - (newest[0] if newest else 0)
-        is_near = not newest or may_be_lost(queue_offset - queue.end_offset, lost_size)
+        is_near = (
+            may_be_lost(queue_offset - queue.end_offset, lost_size)
+            if newest
+            else (queue_offset <= queue_offset_limit(commit_log_offset))
+        )
         if not is_near or not self._may_fill(queue, queue_offset):
+            self.left_out.add((queue.topic, queue.queue_id))
             self._note(
                 f"log offset {commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
                 f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
@@ -414,6 +430,11 @@ def next_of_queue(file: MappedFile, positions: NDArray[np.int64], record: Record
         if found.topic == record.topic and enters_queue(found.sys_flag):
             return found.queue_offset
     return None
+
+
+def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
+    """The largest queue offset that a record at a log offset can have."""
+    return commit_log_offset // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
 
 
 def may_be_lost(count: int, lost_size: int) -> bool:

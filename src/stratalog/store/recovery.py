@@ -216,11 +216,10 @@ def recover(
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
-    if report.quarantined or noted:  # an offset that was given to a message is never given to another
-        given_by = ends if report.quarantined else before
-        for queue, given in ((queue, one.given_end) for queue, one in given_by.items()):
-            if queue.end_offset >= given:
-                continue
+    for queue, one in ends.items():  # an offset that was given to a message is never given to another
+        is_known = report.quarantined or (queue.topic, queue.queue_id) in dispatcher.left_out
+        given = one.given_end if is_known else before[queue].given_end if queue in before else 0
+        if queue.end_offset < given:
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
                 queue.keep_end(given, _unused_place(log))
             else:

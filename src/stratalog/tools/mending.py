@@ -36,9 +36,9 @@ from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, KNOWN_MASK, SysFlag, Transaction, enters_queue
+from stratalog.store.dispatch import queue_offset_limit
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.evidence import Claim, read_record
-from stratalog.tools.survey import queue_offset_limit
 
 _PLACING = frozenset({"queue_id", "queue_offset", "commit_log_offset", "topic"})
 """Fields that say where a record belongs. One can be damaged; two that differ are those of another record."""

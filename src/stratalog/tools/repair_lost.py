@@ -21,13 +21,14 @@ from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIE
 from stratalog.layout.names import is_topic
 from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
+from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.message import decompress
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
 from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
-from stratalog.tools.survey import MISSING_MAX, WILD, queue_offset_limit
+from stratalog.tools.survey import MISSING_MAX, WILD
 
 WRONG_BATCH = "BATCH_THAT_CONTRADICTS_ITSELF"
 """Reason of a damage: a batch whose flags or properties do not say what its body holds."""

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,14 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
-from stratalog.layout.message import BATCH_ENTRY, HEAD, PROPERTIES_LENGTH
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.log_scan import closes_file, first_torn, is_unfinished, next_record
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable
@@ -43,14 +43,8 @@ WILD = "BAD_QUEUE_OFFSET"
 """Reason of a damage: a record with a queue offset that cannot be."""
 _QUEUE_OFFSET = HEAD.position("queue_offset")
 _QUEUE_OFFSETS = Layout("queue offset in a record's head", HEAD.fields[5], size=8, source=HEAD.source)
-_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
-"""Each message takes this much of the log at least, be it in a batch."""
 MISSING_MAX = 1000
 """Files missing in a row; where more would be, one of the names is wrong."""
-_OFFSETS_AHEAD_MAX = 1 << 27
-"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
-
-_Offsets = TypeVar("_Offsets", int, NDArray[np.int64])
 Advance = Callable[[int, int], None]
 """Called with (bytes, records) that were looked at since the last call; from any thread."""
 
@@ -198,11 +192,6 @@ def survey_file(
     if advance:
         advance(file_size - done, 0)
     return found
-
-
-def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
-    """The largest queue offset that a record at a log offset can have."""
-    return commit_log_offset // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
 
 
 def _without_wild(

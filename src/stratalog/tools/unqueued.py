@@ -32,13 +32,14 @@ from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
+from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.recovery import Damage
 from stratalog.store.snapshot import noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
 from stratalog.tools.light import first_light
-from stratalog.tools.survey import MISSING_MAX, queue_offset_limit
+from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14

@@ -82,8 +82,8 @@ def queue_file_size(settings: StoreSettings, tree: str) -> int:
 
 
 def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
-    """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and their
-    names or the last writer's note agree with them."""
+    """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and the
+    last writer's note or else their names agree with them."""
     noted = noted_sizes(root, disk)
     places = [("mapped_file_size_commit_log", settings.commit_log_file_size, [root / names.COMMIT_LOG])]
     for name, tree in (
@@ -100,7 +100,7 @@ def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
             files = {start: size for start, size in found.items() if start is not None}
             sizes |= set(files.values())
             steps |= {later - start for start, later in pairwise(sorted(files))}
-        if len(sizes) == 1 and given not in sizes and sizes <= {noted.get(name), min(steps, default=0)}:
+        if given not in sizes and sizes == {noted.get(name) or min(steps, default=0)}:
             raise ConfigurationError(
                 f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have "
                 f"{min(sizes):,} bytes, not {given:,}: give that as {name}, or leave it out"
