@@ -18,7 +18,6 @@ from pathlib import Path
 import llvmlite.binding
 import numba
 
-from stratalog.helpers import start
 from stratalog.kernels import jit
 from stratalog.kernels.cache import DIRECTORY_MODE
 
@@ -117,4 +116,4 @@ def end_with_parent() -> None:
         sys.stdin.buffer.read()
         os._exit(1)
 
-    start(threading.Thread(target=follow, daemon=True))
+    threading.Thread(target=follow, daemon=True).start()
