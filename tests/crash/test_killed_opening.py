@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.faults import Stopped, install
+from crash.faults import Stopped, Syscalls, install
 from store.kinds import KINDS, SIZES, Key, Kind, trees
 from store.model import flip
 from stratalog.config.settings import StoreSettings
@@ -76,6 +76,20 @@ def make(root: Path, kind: Kind, state: str, *, is_clean: bool) -> None:
         (root / ABORT).touch()
 
 
+def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root: Path, number: int) -> Syscalls:
+    """Make `root` a copy of `whole` whose opening was killed before the file change of this number; -1 for never
+    opened."""
+    shutil.rmtree(root)
+    shutil.copytree(whole, root)
+    calls = install(monkeypatch, root)
+    calls.stop_at = number
+    with suppress(Stopped):
+        if number >= 0:
+            kind.open(root).close()
+    monkeypatch.setattr(disk, "os", os)
+    return calls
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -90,14 +104,7 @@ def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
         straight, count = told(store), len(calls.calls)
     ended = max((n for n, call in enumerate(calls.calls[:count]) if "queues.snapshot" in call[1]), default=count)
     for number in range(len(state + kind.name) % 3, count, 3):
-        monkeypatch.setattr(disk, "os", os)
-        shutil.rmtree(root)
-        shutil.copytree(tmp_path / "whole", root)
-        calls = install(monkeypatch, root)
-        calls.stop_at = number
-        with suppress(Stopped):
-            kind.open(root)
-        monkeypatch.setattr(disk, "os", os)
+        calls = kill_opening(monkeypatch, kind, tmp_path / "whole", root, number)
         with kind.open(root) as store:
             ends, notes = told(store)
             assert ends == straight[0], (number, calls.calls[-3:])
@@ -132,15 +139,7 @@ def test_after_a_killed_opening_the_tools_give_no_offset_again_either(
         straight, count = told(store)[0], len(calls.calls)
     done = 0
     for number in (-1, 0, *range(count // 4, count, count // 8), count):
-        monkeypatch.setattr(disk, "os", os)
-        shutil.rmtree(root)
-        shutil.copytree(tmp_path / "whole", root)
-        calls = install(monkeypatch, root)
-        calls.stop_at = number
-        with suppress(Stopped):
-            if number >= 0:
-                kind.open(root).close()
-        monkeypatch.setattr(disk, "os", os)
+        calls = kill_opening(monkeypatch, kind, tmp_path / "whole", root, number)
         with suppress(CorruptData):  # it says that the log was longer
             rebuild(root, settings=settings) if verb == "rebuild" else repair(plan_repair(root, settings=settings))
             with kind.open(root) as store:
@@ -169,13 +168,7 @@ def test_no_unit_goes_before_another_is_in_its_place(
     with kind.open(root):
         count = len(calls.calls)
     for number in range(0, count, 2):
-        monkeypatch.setattr(disk, "os", os)
-        shutil.rmtree(root)
-        shutil.copytree(whole, root)
-        calls = install(monkeypatch, root)
-        calls.stop_at = number
-        with suppress(Stopped):
-            kind.open(root)
+        calls = kill_opening(monkeypatch, kind, whole, root, number)
         assert trees(root) == units, (number, calls.calls[-3:])
 
 
