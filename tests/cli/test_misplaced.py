@@ -1,4 +1,5 @@
-"""A directory in the place of any file of a store: every command names it and a step that helps, or does its work."""
+"""A directory in the place of any file of a store, a file in that of any directory: every command names it and a step
+that helps, or does its work."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ STORE = "STORE"
 VERBS: dict[str, list[str]] = {
     "put": ["put", STORE, "other", "a body"],
     "get": ["get", STORE, "parent"],
+    "query": ["query", STORE, "parent", "key"],
     "verify": ["verify", STORE],
     "repair": ["repair", STORE],
     "repair --yes": ["repair", STORE, "--in-place", "--yes"],
@@ -89,3 +91,40 @@ def test_a_directory_in_the_place_of_a_file_is_named_with_a_step_that_helps(
             assert run("put").exit_code == 0
             if verb == "repair --yes":
                 assert run(verb).exit_code == 0
+
+
+def directories(root: Path) -> list[str]:
+    """Every directory of a store, and those that a repair makes."""
+    found = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
+    return sorted({*found, "stratalog-quarantine", "stratalog-rebuild.tmp"})
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_file_in_the_place_of_a_directory_is_named_with_a_step_that_helps(
+    verb: str, source: Path, call: Call
+) -> None:
+    root = source.with_name("store")
+
+    def run(name: str) -> Result:
+        return call(*(str(root) if word == STORE else word for word in VERBS[name]))
+
+    for name in directories(source):
+        rmtree(root, ignore_errors=True)
+        copytree(source, root)
+        rmtree(root / name, ignore_errors=True)
+        (root / name).touch()
+        result = run(verb)
+        told = result.stderr + result.stdout
+        assert "Traceback" not in told
+        if verb == "verify":
+            assert str(root / name) in told
+            assert result.exit_code or name == "stratalog-rebuild.tmp"
+        if result.exit_code and name != "stratalog-rebuild.tmp":
+            assert str(root / name) in told, told
+            assert "move it out of" in told, told
+            (root / name).unlink()
+            if name != "commitlog":  # which nothing else can make again
+                assert run("repair --yes").exit_code == 0
+        elif verb in ("repair --yes", "rebuild"):
+            assert result.exit_code == 0, told
+            assert run("verify").exit_code == 0

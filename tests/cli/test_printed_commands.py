@@ -1,6 +1,7 @@
 """Every command that a message tells the reader to run is complete and works as printed."""
 
 import ast
+import random
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 import typer
 
 from cli.calls import Call
+from store.damage import KINDS, Original, inflict
+from store.model import scratch_folder
 from stratalog.cli.main import app
 from stratalog.errors import command
 
@@ -73,3 +76,60 @@ def test_a_printed_command_has_the_settings_that_were_given_and_works(small_stor
     assert call("verify", small_store, *options).exit_code == 0
     result = call("verify", small_store.with_name("none"))
     assert "--" not in result.stderr, "a later call has options of an earlier one"
+
+
+@pytest.fixture(scope="module")
+def originals() -> Iterator[dict[str, list[Original]]]:
+    with scratch_folder() as folder:
+        yield {
+            kind: [Original(folder / f"{kind}-{seed}", kind, record_crc=False, seed=seed) for seed in (1, 2)]
+            for kind in KINDS
+        }
+
+
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_verify_says_to_do_can_be_done_and_helps(
+    kind: str, number: int, originals: dict[str, list[Original]], tmp_path: Path, call: Call
+) -> None:
+    """Of each damaged store, each command that `verify` prints."""
+    original, other = originals[kind]
+
+    def damaged() -> list[str]:
+        original.copy(root)
+        return inflict(original, root, random.Random(f"{kind} {number}"), other)
+
+    root = tmp_path / "store"
+    done = damaged()
+    if any("of another store" in text for text in done):  # no queue tells which file is right
+        return
+    told = call("verify", root, "--limit", "1000")
+    commands = sorted({text.replace(" --yes", "") for text in NAMED.findall(told.stdout)})
+    if told.exit_code == 1 and not commands:
+        assert told.stdout.count("  do  ") == 1, told.stdout
+        assert "restore commitlog/ from a copy" in told.stdout or "move the file out of" in told.stdout
+    for text in commands:
+        damaged()
+        words = [word for word in shlex.split(text) if word != "--in-place"]
+        result = call(*words, *["--in-place"][words[0] != "repair" :], "--yes")
+        assert not NAMED.findall(result.stderr), (done, told.stdout, result.stderr)
+        assert result.exit_code == 0 or "cannot be mended" in result.stdout, (done, result.output)
+        assert call("verify", root).exit_code == 0 or "cannot be mended" in result.stdout, done
+
+
+@pytest.mark.parametrize("lost", ["zeros", "no bytes", "no file", "one damaged record"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_of_which_no_record_is_left_is_to_be_restored_and_that_is_said_once(
+    kind: str, lost: str, originals: dict[str, list[Original]], tmp_path: Path, call: Call
+) -> None:
+    root = originals[kind][0].copy(tmp_path / "store")
+    first, *more = sorted((root / "commitlog").iterdir())
+    for path in more if lost != "no file" else (first, *more):
+        path.unlink()
+    if lost != "no file":
+        head = first.read_bytes()[:20] if lost == "one damaged record" else b""
+        first.write_bytes(b"" if lost == "no bytes" else head.ljust(first.stat().st_size, b"\0"))
+    told = call("verify", root)
+    assert told.stdout.count("  do  ") == 1, told.stdout
+    assert "restore commitlog/ from a copy" in told.stdout
+    assert "restore" in call("repair", root).stderr

@@ -76,6 +76,19 @@ def test_repair_and_rebuild_do_all_or_nothing_where_something_else_is_in_the_pla
             before = contents(root)
 
 
+@pytest.mark.parametrize("tree", ["commitlog", "consumequeue/topic/0", "index"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "fifo"])
+@pytest.mark.parametrize("is_copied", [True, False], ids=["to a copy", "in place"])
+def test_what_is_no_file_is_moved_away_or_left_out(
+    is_copied: bool, make: Callable[[Path], None], tree: str, tmp_path: Path
+) -> None:
+    PLAIN.made(tmp_path / "store", count=200)
+    path = max((tmp_path / "store" / tree).iterdir())
+    path.unlink()
+    make(path)
+    assert repair(plan_repair(tmp_path / "store"), to=tmp_path / "copy" if is_copied else None).ok
+
+
 def contents(root: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*") if path.name != LOCK}
 
@@ -91,7 +104,7 @@ def test_verify_reports_a_file_of_an_extension_of_another_size(
     settings = StoreSettings.make(given | {"enable_consume_queue_ext": True})
     report = verify(tmp_path, settings=settings)
     assert not report.ok
-    assert "stratalog rebuild" in report.problems[0].next_step
+    assert "stratalog repair" in report.problems[0].next_step
     assert [action.kind for action in plan_repair(tmp_path, settings=settings).actions] == ["rebuild"]
 
 

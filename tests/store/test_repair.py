@@ -397,6 +397,25 @@ def test_a_store_with_symbolic_links_in_it_is_neither_repaired_nor_rebuilt(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_queues_are_mended_in_place_though_the_log_lies_behind_a_link(
+    root: Path, pristine: Pristine, tmp_path: Path
+) -> None:
+    (root / "commitlog").rename(tmp_path / "log")
+    (root / "commitlog").symlink_to(tmp_path / "log")
+    shutil.rmtree(root / "index")
+    os.truncate(next((root / "consumequeue" / "orders").rglob("0*0")), 20)
+    before = log_bytes(root)
+    plan = plan_repair(root, settings=GIVEN)
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        repair(plan, to=tmp_path / "copy")
+    assert repair(plan).ok
+    assert (root / "commitlog").is_symlink()
+    assert log_bytes(root) == before
+    break_record(root, pristine.records[70])
+    with pytest.raises(ConfigurationError, match="is a symbolic link"):
+        plan_repair(root, settings=GIVEN)
+
+
 def test_one_changed_queue_offset_costs_no_message(root: Path, pristine: Pristine) -> None:
     """By the units of its queue; by its neighbours where the queues are lost."""
     record = pristine.records[60]

@@ -332,3 +332,33 @@ def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Ki
         assert verify(root, settings=StoreSettings.make({name: right})).ok
     rounded = {"mapped_file_size_consume_queue": SIZES["mapped_file_size_consume_queue"] - 5}  # up to whole units
     assert verify(root, settings=StoreSettings.make(rounded)).ok
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("fault", ["renamed", "added", "added far off", *(f"cut to {size}" for size in (1, 46))])
+def test_a_size_is_taken_only_if_a_file_has_it_and_the_setting_can(
+    fault: str, name: str, is_noted: bool, pristine: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, (source, sizes) = tmp_path / "store", pristine
+    shutil.copytree(source, root)
+    if not is_noted:
+        (root / names.SIZES).unlink()
+    files = sorted(path for path in (root / SHOWN_BY[name]).rglob("*") if path.is_file())
+    if fault == "renamed":
+        files[-1].rename(files[-1].with_name(str(int(files[-1].name) + 1).zfill(len(files[-1].name))))
+    elif fault.startswith("added"):
+        start = "1" if fault == "added" else "99999999"
+        files[0].with_name(start.zfill(len(files[0].name))).write_bytes(b"x")
+    else:
+        for path in files:
+            os.truncate(path, int(fault.split()[-1]))
+    found = {name: size for name, size in sizes_of(sized(StoreSettings(), root, PrivateDisk())).items() if size}
+    StoreSettings.make(found)
+    if fault in ("renamed", "added") or (is_noted and "cut" not in fault):
+        assert {name: sizes[name] for name in found} == found
+    if SHOWN_BY[name] == names.INDEX and "cut" in fault and not is_noted:
+        with pytest.raises(ConfigurationError, match="give max_hash_slot_num and max_index_num"):
+            plan_repair(root)
+    elif SHOWN_BY[name] != names.COMMIT_LOG:
+        assert repair(plan_repair(root)).ok

@@ -139,7 +139,7 @@ def test_queues_in_the_trees_of_both_types_are_reported_and_a_rebuild_keeps_the_
     report = verify(tmp_path)
     assert report.problem_count == 2
     assert "is of type BatchCQ" in str(report.problems[0])
-    assert "stratalog rebuild" in report.problems[0].next_step
+    assert "stratalog repair" in report.problems[0].next_step
     rebuild(tmp_path)
     assert verify(tmp_path).ok
     assert not (tmp_path / CONSUME_QUEUE / "batches").exists()

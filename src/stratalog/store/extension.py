@@ -58,7 +58,7 @@ class ExtensionFiles:
             root, f"{CONSUME_QUEUE_EXT}/{topic}/{queue_id}", files, disk, file_size=file_size,
             setting="mapped_file_size_consume_queue_ext",
         )  # fmt: skip
-        self._rebuild = command("rebuild", root, "--yes")
+        self._repair = command("repair", root)
         self.end = 0
 
     def load(self) -> bool:
@@ -79,7 +79,7 @@ class ExtensionFiles:
                 bitmap = self._files.read(position + _SIZE, unit.bitmap_size) if unit.bitmap_size else None
                 return Extension(unit.tags_code, unit.store_timestamp, bitmap)
         raise CorruptData(
-            f"no extension unit where a queue unit points; close the store and run {self._rebuild}",
+            f"no extension unit where a queue unit points; close the store and run {self._repair}",
             path=str(self._files.path(position)),
             position=position % self._files.file_size,
         )

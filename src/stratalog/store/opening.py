@@ -31,7 +31,16 @@ from stratalog.layout import names
 from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
-from stratalog.store.os_errors import FULL, SHORTAGES, cause_of, is_no_thread, reason, refusal, thread_refusal
+from stratalog.store.os_errors import (
+    FULL,
+    SHORTAGES,
+    cause_of,
+    in_the_way,
+    is_no_thread,
+    reason,
+    refusal,
+    thread_refusal,
+)
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import completed, guess_text, sized
 
@@ -165,8 +174,9 @@ def check_finished(root: Path) -> None:
 
 def _check_directory(root: Path, disk: Disk) -> None:
     check_finished(root)
-    if root.exists() and not root.is_dir():
-        raise NotAStore(f"{root} is a file: give the directory that holds (or shall hold) commitlog/")
+    if not (there := in_the_way(root)).is_dir():
+        where = "is a file" if there == root else f"lies below the file {there}"
+        raise NotAStore(f"{root} {where}: give the directory that holds (or shall hold) commitlog/")
     if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():
         return
     content = disk.files(root).keys() | set(disk.directories(root))

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
@@ -16,7 +17,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
 SHORTAGES = TOO_MANY_OPEN | {errno.ENOMEM}
 """Nothing was written, and the same call works once there is more."""
-_WRONG_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_WRONG_PATH = frozenset({errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG})
 
 
 def open_files_max() -> int:
@@ -33,6 +34,9 @@ def next_step(error: OSError | MemoryError) -> str:
         return f"close some files, or allow the process more than {limit:,} (ulimit -n); a store takes up to 200"
     if number in _WRONG_PATH:
         return "check the path"
+    if isinstance(error, OSError) and number == errno.ENOTDIR:
+        file = in_the_way(Path(file_of(error)))
+        return f"{file} is where a directory belongs: move it out of the store, or check the path"
     return {
         errno.ENFILE: "too many files are open on this machine: end some processes, or raise fs.file-max",
         errno.ENOMEM: "free memory, or raise the limits (ulimit -v, vm.max_map_count)",
@@ -58,6 +62,11 @@ def reason(error: OSError | MemoryError) -> str:
 def file_of(error: OSError) -> str:
     """The file that the system speaks of, as far as it says; of a rename the new name."""
     return str(error.filename2 or error.filename or "")
+
+
+def in_the_way(path: Path) -> Path:
+    """The file where this path goes on as if there were a directory."""
+    return next(above for above in (path, *path.parents) if above.exists())
 
 
 def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was changed") -> StratalogError:

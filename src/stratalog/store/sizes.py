@@ -3,7 +3,7 @@
     there is                                   taken
     ----------------------------------------   ---------------------------------------------------------
     a size among the settings                  that
-    files of the kind                          what most of them have, unless their names say otherwise
+    files of the kind                          what most of them have, unless their names tell the size of another
     index files                                slots and items as noted, if that makes the size of a file, or if
                                                the only one has that many slots; else those that its items show
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
@@ -67,10 +67,10 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     if index and noted_index and index[0] == noted_index[0] and len(lengths) == 1:
         index = noted_index  # the file was cut, or is too long
     shown: dict[str, int | None] = {
-        _LOG: _usual_size(_files(root / names.COMMIT_LOG, disk), noted.get(_LOG)),
-        _QUEUE: _usual_size(_queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted.get(_QUEUE)),
-        _BATCH: _usual_size(_queue_files(root / names.BATCH_CONSUME_QUEUE, disk, BATCH_UNIT.size), noted.get(_BATCH)),
-        _EXTENSION: _usual_size(_queue_files(root / names.CONSUME_QUEUE_EXT, disk, 1), noted.get(_EXTENSION)),
+        _LOG: _usual_size(_LOG, _files(root / names.COMMIT_LOG, disk), noted),
+        _QUEUE: _usual_size(_QUEUE, _queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted),
+        _BATCH: _usual_size(_BATCH, _queue_files(root / names.BATCH_CONSUME_QUEUE, disk, BATCH_UNIT.size), noted),
+        _EXTENSION: _usual_size(_EXTENSION, _queue_files(root / names.CONSUME_QUEUE_EXT, disk, 1), noted),
         _SLOTS: index[0] if index else None,
         _ITEMS: index[1] if index else None,
     }
@@ -160,17 +160,26 @@ def _queue_files(tree: Path, disk: Disk, unit_size: int) -> list[_File]:
     return found
 
 
-def _usual_size(files: Sequence[_File], noted: int | None) -> int | None:
-    """What most files have; of two sizes that are as frequent the noted one, else the larger one, as files are cut
-    rather than extended. The note counts as one more file."""
-    sizes = Counter(size for _, size in files)
-    if noted:
-        sizes[noted] += 1
-    if not sizes:
-        return None
-    usual = max(sizes, key=lambda size: (sizes[size], size == noted, size))
-    steps = gcd(*(start for start, _ in files))  # files begin at multiples of their size
-    return steps if steps % usual else usual
+def _usual_size(name: str, files: Sequence[_File], noted: Mapping[str, int]) -> int | None:
+    """What most files have, of the sizes that the setting can have; of two that are as frequent the noted one, else the
+    larger one, as files are cut rather than extended. The note counts as one more file. Names that do not begin at
+    multiples of that tell another size if a file has it, or if nothing was noted and all files may have been cut."""
+    sizes = Counter(size for _, size in files if _is_allowed(name, size))
+    if name in noted:
+        sizes[noted[name]] += 1
+    usual = max(sizes, key=lambda size: (sizes[size], size == noted.get(name), size), default=None)
+    steps = gcd(*(start for start, _ in files))
+    if usual is None or steps % usual:
+        may_be_cut = name not in noted and steps > max(sizes, default=0) and _is_allowed(name, steps)
+        return steps if steps in sizes or may_be_cut else usual
+    return usual
+
+
+def _is_allowed(name: str, size: int) -> bool:
+    with contextlib.suppress(ConfigurationError):
+        StoreSettings.make({name: size})
+        return True
+    return False
 
 
 def _likely_split(length: int) -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
 """Which names of a store's directory are a store's own, and that none of them is a symbolic link."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,23 +13,26 @@ from stratalog.layout.names import (
     CONFIG,
     INDEX,
     LOCK,
+    QUARANTINE,
     SIZES,
     SNAPSHOT,
     STAGING,
 )
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.tools.verify_files import QUEUE_TREES, SINGLE_FILES
+from stratalog.store.opening import check_finished
+from stratalog.tools.verify_files import MISPLACED, QUEUE_TREES, misplaced
 
-QUARANTINE = "stratalog-quarantine"
-"""Directory in the store for what was taken out of RocketMQ's."""
 OWN_NAMES = (COMMIT_LOG, *QUEUE_TREES, INDEX, CONFIG, CHECKPOINT, ABORT, LOCK, SNAPSHOT, SIZES, QUARANTINE, STAGING)
 """What of a store's directory repair and rebuild read or write."""
 
 
 def refuse_without_log(root: Path) -> None:
-    """Raise `NotAStore` where there is no log."""
+    """Raise `NotAStore` where there is no log, `NotADirectoryError` where it is a file."""
     if (root / COMMIT_LOG).is_dir():
         return
+    check_finished(root)
+    if (root / COMMIT_LOG).exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root / COMMIT_LOG))
     left = [f"{name}/" for name in (*QUEUE_TREES, INDEX) if (root / name).is_dir()]
     left += [name for name in (CHECKPOINT, SNAPSHOT) if (root / name).is_file()]
     if left:
@@ -63,16 +67,8 @@ def refuse_links(root: Path, *, but: tuple[str, ...] = ()) -> None:
 def refuse_misplaced(root: Path) -> None:
     """Raise `ConfigurationError` for what repair and rebuild would stumble over halfway: a directory in the place of a
     file that they write, a file in the place of a directory."""
-    for name in SINGLE_FILES:
-        if (root / name).exists() and not (root / name).is_file():
-            what = "a directory" if (root / name).is_dir() else "no regular file"
-            raise ConfigurationError(
-                f"{root / name} is {what}, and a file belongs there: remove it, or move it out of {root}; the file is "
-                "made again when it is needed"
-            )
-    for name in (QUARANTINE, STAGING):
-        if (root / name).exists() and not (root / name).is_dir():
-            raise ConfigurationError(f"{root / name} is no directory: move it out of {root}")
+    for path, expected, found in misplaced(root):
+        raise ConfigurationError(f"{path} is {found}, and {expected} belongs there: {MISPLACED}")
 
 
 def _links(path: Path) -> Iterator[Path]:

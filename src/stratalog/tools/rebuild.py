@@ -48,7 +48,7 @@ from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import written_units
 from stratalog.tools.opened import counted_queues
-from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links, refuse_misplaced, refuse_without_log
+from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
@@ -244,8 +244,9 @@ def clear_staging(root: Path) -> None:
         aside = _aside(staging / name)
         if aside.exists() and not (root / name).exists():
             aside.rename(root / name)
-    if staging.exists():
+    if staging.is_dir():
         shutil.rmtree(staging)
+    staging.unlink(missing_ok=True)
 
 
 def _told_unqueued(records: list[Record]) -> str:
@@ -470,7 +471,7 @@ def _keep_foreign(root: Path, old: Path, disk: Disk) -> None:
     for above, _, found in os.walk(old):
         for path in (Path(above, name) for name in found):
             if not _is_own(path.relative_to(root)):
-                target = free_name(root / QUARANTINE / path.relative_to(root))
+                target = free_name(root / names.QUARANTINE / path.relative_to(root))
                 disk.make_directory(target.parent)
                 path.rename(target)
                 disk.sync_directory(target.parent)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
-from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, STAGING, UNFINISHED_COPY
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, QUARANTINE, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.store.os_errors import refusing
 from stratalog.store.snapshot import keep_ends
 from stratalog.tools.copying import copy_file, copy_tree, unshare
-from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links
+from stratalog.tools.own_files import free_name, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, described, lost_json
 from stratalog.tools.repair_plan import RepairPlan, log_stamps, set_aside_name
@@ -51,7 +51,7 @@ def repair(
         refuse_if_locked(plan.root)
         if log_stamps(plan.root) != plan.stamps:
             raise ConfigurationError(f"{plan.root} has changed since the plan was made: plan again")
-        refuse_links(plan.root)
+        refuse_links(plan.root, but=() if to is not None or plan.changes_log else (COMMIT_LOG,))
         if to is not None:
             check_target(plan.root, to)
             Disk().create_directory(to)
@@ -198,6 +198,8 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
 
 
 def _move_away(root: Path, path: Path, disk: Disk) -> None:
+    if not os.path.lexists(path):  # a copy has files, directories and links only
+        return
     target = free_name(root / QUARANTINE / path.name)
     disk.make_directory(target.parent)
     path.rename(target)

@@ -38,7 +38,15 @@ from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_name, offset_of
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    QUARANTINE,
+    is_topic,
+    offset_name,
+    offset_of,
+)
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
@@ -50,7 +58,7 @@ from stratalog.store.sizes import noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
-from stratalog.tools.own_files import QUARANTINE, free_name, refuse_links, refuse_misplaced
+from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
@@ -59,13 +67,12 @@ from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import is_under_repair, may_be_torn, queue_directories
+from stratalog.tools.verify_files import is_under_repair, may_be_torn, no_record_step, queue_directories
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
 _FOREVER = 2**62
 _CHUNK_SIZE = 1 << 20
-_DERIVED = ("queue", "index", "checkpoint", "files")
 
 
 @dataclass(slots=True)
@@ -104,6 +111,11 @@ class RepairPlan:
         """Messages lost; the places of one in light queues are no messages of their own."""
         return sum(message.message_count for message in self.lost if not is_light(message.topic))
 
+    @property
+    def changes_log(self) -> bool:
+        """Whether files of the log are changed, made or moved."""
+        return any(action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG) for action in self.actions)
+
 
 def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
     """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
@@ -118,7 +130,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
 
 def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
     check_finished(root)
-    refuse_links(root)
+    refuse_links(root, but=(COMMIT_LOG,))
     refuse_misplaced(root)
     report = verify(root, settings=settings, progress=progress)
     if report.unreadable:
@@ -128,8 +140,10 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     given = settings.mapped_file_size_commit_log if settings else None
     settings = sized(settings or StoreSettings(), root, disk)
     plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
-    if not report.record_count and (report.torn_size or report.damages):
-        raise _no_record(plan)
+    if report.is_log_lost:
+        raise CorruptData(
+            f"not one whole record is in the log: {no_record_step(settings)}", path=str(root / COMMIT_LOG)
+        )
     is_known = settings.commit_log_file_size in (given, noted_sizes(root, disk).get("mapped_file_size_commit_log"))
     actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_known)
     if report.damages or report.torn_size or not report.clean or not report.ok:
@@ -142,8 +156,10 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     plan.actions = [
         *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
     ]  # fmt: skip
+    if plan.changes_log:
+        refuse_links(root)
     changes_log = any(action.kind in CHANGES_LOG for action in plan.actions)
-    is_stale = any(problem.part in _DERIVED for problem in report.problems)
+    is_stale = any(problem.part != "config" for problem in report.problems)
     is_stale |= report.units_behind + report.index_items_behind > 0  # RocketMQ may not look where they are missing
     if changes_log or is_stale or is_under_repair(root, disk):
         plan.actions.append(Action("rebuild", "."))
@@ -179,14 +195,6 @@ def _made_by_repairs(root: Path, disk: PrivateDisk) -> NDArray[np.int64]:
             found.append(base + positions[:count][flags == LOST_FLAG])
         file.close()
     return np.concatenate(found)
-
-
-def _no_record(plan: RepairPlan) -> CorruptData:
-    return CorruptData(
-        "not one whole record is in the log: restore it from a copy. If its files have another size than "
-        f"{plan.settings.commit_log_file_size:,} bytes, give mapped_file_size_commit_log",
-        path=str(plan.root / COMMIT_LOG),
-    )
 
 
 def log_stamps(root: Path) -> dict[str, tuple[int, int]]:
@@ -244,8 +252,6 @@ class _LogPlan:
         damages, tail, written_end, log_begin = self._look(evidence)
         evidence.take_units(log_begin)
         damages = sorted([*damages, *self._false_blanks(evidence)], key=lambda damage: damage.begin)
-        if not plan.report.record_count and (evidence.claims or evidence.gone_count):
-            raise _no_record(plan)
         self._refuse_foreign(evidence)
         for topic, offsets in evidence.outside.items():
             alone = [offset for offset in offsets if not evidence.claims.get(offset)]  # no unit says that it was moved

@@ -34,6 +34,7 @@ from stratalog.tools.verify_files import (
     check_snapshot,
     log_files_size,
     may_be_torn,
+    no_record_step,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck
@@ -138,6 +139,11 @@ def _verify(
             f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
             "from the log"
         )
+    if report.is_log_lost:  # whatever else is wrong follows from that
+        report.problems = [problem for problem in report.problems if problem.part == "config"]
+        report.problem_count = len(report.problems)
+        step = no_record_step(settings)
+        report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
 
@@ -217,14 +223,12 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> Non
     path = last.path.with_name(f"{join.open_begin - position:020d}")
     report.torn_size = max(0, join.written_end - join.open_begin)
     if report.torn_size and (report.clean or not join.is_unfinished):
-        is_empty = not report.record_count
         report.add(
             Problem(
                 "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
                 if report.clean else "the end of the log, or unfinished records",
                 f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
                 f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
-                "restore commitlog/ from a copy: not one whole record is in its place" if is_empty else
                 "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
                 + (", before the store is opened for writing, which cuts them off" if join.is_unfinished else ""),
             )

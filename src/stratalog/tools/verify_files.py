@@ -17,7 +17,7 @@ from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.sizes import noted_sizes
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
-from stratalog.tools.verify_report import REBUILD, Part, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
 
 BACKUP = ".bak"
 JSON_SUFFIX = ".json"
@@ -33,6 +33,7 @@ _RESTORE = (
 SINGLE_FILES = (
     names.LOCK, names.ABORT, names.ABORT + UNFINISHED, names.CHECKPOINT, names.SNAPSHOT, names.SIZES
 )  # fmt: skip
+MISPLACED = "remove it, or move it out of the store; what belongs there is made again when it is needed"
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 
 
@@ -81,6 +82,16 @@ def queue_file_size(settings: StoreSettings, tree: str) -> int:
     }[tree]
 
 
+def misplaced(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """What is not of the kind that belongs there, of the files and directories that are made when they are needed: its
+    path, what belongs there, what is there."""
+    for name in SINGLE_FILES:
+        if (root / name).exists() and not (root / name).is_file():
+            yield root / name, "a file", "a directory" if (root / name).is_dir() else "no regular file"
+    if (root / names.QUARANTINE).exists() and not (root / names.QUARANTINE).is_dir():
+        yield root / names.QUARANTINE, "a directory", "a file"
+
+
 def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
     """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and the
     last writer's note or else their names agree with them."""
@@ -124,23 +135,17 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
         "restore the file, or let `stratalog repair STORE` mend it: whole records are kept. If the store uses "
         "another size, give mapped_file_size_commit_log"
     )
-    is_log_lost = not any(offset_of(name) is not None and size for name, size in disk.files(log).items())
-    if is_log_lost and any(
-        disk.files(directory) for tree in QUEUE_TREES for *_, directory in queue_directories(root, tree, disk)
-    ):
-        _add(report, log, "the log's files", "none", RESTORE_LOG)
     _check_directory(log, settings.commit_log_file_size, restore, disk, report)
-    for name in SINGLE_FILES:
-        if (root / name).is_dir():
-            _add(report, root / name, "a file", "a directory", "remove it: the file is made again when it is needed")
+    for path, expected, found in misplaced(root):
+        _add(report, path, expected, found, MISPLACED)
     if not (root / names.SNAPSHOT).is_dir() and not has_whole_snapshot(root, disk):
         step = "remove it: it is written anew when the store is closed"
         _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
-            _check_directory(directory, queue_file_size(settings, tree), REBUILD, disk, report)
+            _check_directory(directory, queue_file_size(settings, tree), REPAIR, disk, report)
     for name in filter(names.is_index_name, disk.directories(root / names.INDEX)):
-        _add(report, root / names.INDEX / name, "a file", "a directory", REBUILD)
+        _add(report, root / names.INDEX / name, "a file", "a directory", REPAIR)
     for name in disk.files(root / names.INDEX):
         if not names.is_index_name(name):
             _add(report, root / names.INDEX / name, "an index file's name (17 digits)", "another name", _AWAY)
@@ -154,6 +159,12 @@ def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyR
 
 def _repair_command(root: Path) -> str:
     return command("repair", root, "--in-place", "--yes")
+
+
+def no_record_step(settings: StoreSettings) -> str:
+    """What to do about a log without one whole record."""
+    size = settings.commit_log_file_size
+    return f"{RESTORE_LOG}. If its files have another size than {size:,} bytes, give mapped_file_size_commit_log"
 
 
 def left_over(name: str) -> str:
@@ -237,21 +248,20 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     if path.is_dir():  # `check_files` says so
         return
     stored = disk.read(path, size_max=FILE_SIZE + 1, cut=True)
-    rebuild = "run `stratalog rebuild STORE --checkpoint --yes` while the store is closed"
     if stored is None:
         return
     if len(stored) != FILE_SIZE:
-        _add(report, path, f"{FILE_SIZE:,} bytes", f"{path.stat().st_size:,} bytes", rebuild, part="checkpoint")
+        _add(report, path, f"{FILE_SIZE:,} bytes", f"{path.stat().st_size:,} bytes", REPAIR, part="checkpoint")
         return
     checkpoint = Checkpoint.load(root, disk)
     if checkpoint.seal is None and SEAL.unpack(stored, SEAL_POSITION).log_end_offset:  # 0: of an empty store
-        _add(report, path, "counts that fit their CRC", "others", rebuild, position=SEAL_POSITION, part="checkpoint")
+        _add(report, path, "counts that fit their CRC", "others", REPAIR, position=SEAL_POSITION, part="checkpoint")
     _check_seal(path, checkpoint, report)
     offset = checkpoint.logics_commit_log_offset
     if offset and not report.in_damage(offset) and offset >= report.log_begin and record_at(root, offset, disk) is None:
         _add(
             report, path, "the log offset of a record", f"{offset:,}, where none begins (the log ends at "
-            f"{report.log_end:,}): after a crash RocketMQ would not look at what is before it", rebuild,
+            f"{report.log_end:,}): after a crash RocketMQ would not look at what is before it", REPAIR,
             position=CHECKPOINT.position("logics_commit_log_offset"), part="checkpoint",
         )  # fmt: skip
 
@@ -260,7 +270,7 @@ def _check_seal(path: Path, checkpoint: Checkpoint, report: VerifyReport) -> Non
     if checkpoint.seal and not report.is_live and _is_shorter(report, checkpoint.seal.log_end_offset):
         what = f"a log that reaches offset {checkpoint.seal.log_end_offset:,}, as it did when this was written"
         found = f"its end at {report.log_end:,}"
-        _add(report, path, what, found, _RESTORE, position=SEAL_POSITION, part="checkpoint")
+        _add(report, path, what, found, _RESTORE, position=SEAL_POSITION, part="log")
 
 
 def _is_shorter(report: VerifyReport, log_end_offset: int) -> bool:
@@ -276,10 +286,10 @@ def check_snapshot(root: Path, disk: Disk, report: VerifyReport) -> None:
     first_offset, end_offset, is_untouched = noted
     if _is_shorter(report, end_offset):
         what = f"a log that reaches offset {end_offset:,}, as it did at the last clean stop"
-        _add(report, path, what, f"its end at {report.log_end:,}", _RESTORE)
+        _add(report, path, what, f"its end at {report.log_end:,}", _RESTORE, part="log")
     if is_untouched and first_offset < report.log_begin:
         what = f"a log that begins at offset {first_offset:,}, as it did at the last clean stop"
-        _add(report, path, what, f"its begin at {report.log_begin:,}", _RESTORE)
+        _add(report, path, what, f"its begin at {report.log_begin:,}", _RESTORE, part="log")
 
 
 def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:

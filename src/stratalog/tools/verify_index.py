@@ -17,7 +17,7 @@ from stratalog.kernels.index import (
 from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position, slots_position
 from stratalog.layout.names import INDEX, is_index_name
 from stratalog.store.disk import PrivateDisk
-from stratalog.tools.verify_report import REBUILD, Chunk, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import REPAIR, Chunk, Problem, Unreadable, VerifyReport
 
 Int64 = NDArray[np.int64]
 
@@ -177,7 +177,7 @@ class IndexCheck:
         report.index_file_count = len(self._files)
         self._scratch = np.zeros(file_size(1, _SCRATCH_ITEMS), np.uint8)
 
-    def _add(self, path: Path, position: int, expected: str, found: str, next_step: str = REBUILD) -> None:
+    def _add(self, path: Path, position: int, expected: str, found: str, next_step: str = REPAIR) -> None:
         self._report.add(Problem("index", str(path), position, expected, found, next_step))
 
     def check(self, chunk: Chunk) -> None:
@@ -351,4 +351,4 @@ class IndexCheck:
             )
 
 
-_SIZES = f"if the store uses another size, give max_hash_slot_num and max_index_num; else {REBUILD}"
+_SIZES = f"if the store uses another size, give max_hash_slot_num and max_index_num; else {REPAIR}"

@@ -39,7 +39,7 @@ from stratalog.store.topics import Topics
 from stratalog.tools.batches import SET_TYPE, batches_outside
 from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type
-from stratalog.tools.verify_report import CHUNK_RECORDS, REBUILD, Chunk, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -306,7 +306,7 @@ class QueueCheck:
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             path, position = queue.files.place(queue.next + begin)
             what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
-            self._report.add(Problem("queue", path, position, what, "zeros", REBUILD))
+            self._report.add(Problem("queue", path, position, what, "zeros", REPAIR))
 
     def _pass_gap(self, chunk: Chunk, number: int) -> bool:
         """The next record of a queue is further on than its queue: messages between are lost, or stand in damage.
@@ -366,19 +366,19 @@ class QueueCheck:
             self._report.light_queue, offset = found
             place = str(self._root / CONSUME_QUEUE / self._report.light_queue)
             what = f"light queues, as the log holds messages of them, the first at log offset {offset:,}"
-            self._report.add(Problem("files", place, 0, what, "none", REBUILD))
+            self._report.add(Problem("files", place, 0, what, "none", REPAIR))
 
     def _report_type(self, topic: str, commit_log_offset: int) -> None:
         """A topic is not of type BatchCQ, and the record at a log offset is a batch of it."""
         self._outside.add(topic)
         what = f"topic {topic} to be of type BatchCQ: the log holds batches of it, the first at {commit_log_offset:,}"
         if topic in self._topics.configs:
-            step = f"{SET_TYPE}. Then {REBUILD}; as it is, each batch is served as one message"
+            step = f"{SET_TYPE}. Then {REPAIR}; as it is, each batch is served as one message"
             self._report.add(Problem("files", str(self._root / CONFIG / TOPICS), 0, what, "SimpleCQ", step))
         else:
             self._report.batch_topics.add(topic)
             place = str(self._root / BATCH_CONSUME_QUEUE / topic)
-            self._report.add(Problem("files", place, 0, what, "no entry in topics.json, and no queues here", REBUILD))
+            self._report.add(Problem("files", place, 0, what, "no entry in topics.json, and no queues here", REPAIR))
 
     def _is_misplaced(self, tree: str, topic: str, queue_id: int) -> bool:
         """Whether a queue is one of those that `is_of_other_type`; reported if it has files."""
@@ -390,7 +390,7 @@ class QueueCheck:
             if tree == BATCH_CONSUME_QUEUE:
                 kind, right = "SimpleCQ", CONSUME_QUEUE
             expected = f"no file: topic {topic} is of type {kind}, its queues lie below {right}/"
-            self._report.add(Problem("queue", str(directory), 0, expected, "files of a queue", REBUILD))
+            self._report.add(Problem("queue", str(directory), 0, expected, "files of a queue", REPAIR))
         return True
 
     def close(self) -> None:
@@ -433,7 +433,7 @@ class QueueCheck:
         return self._report.are_in_damage(stored["commit_log_offset"]) & (stored["size"] > 0)
 
     def _add(
-        self, files: _QueueFiles, queue_offset: int, expected: str, found: str, next_step: str = REBUILD
+        self, files: _QueueFiles, queue_offset: int, expected: str, found: str, next_step: str = REPAIR
     ) -> None:  # fmt: skip
         path, position = files.place(queue_offset)
         what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"

@@ -19,8 +19,8 @@ from stratalog.store.recovery import Damage
 CHUNK_RECORDS = 1 << 16
 LISTED_MAX = 1000
 """Problems that are kept with all they say; later ones are only counted."""
-REBUILD = "run `stratalog rebuild STORE --yes` while the store is closed: queues and index are built again from the log"
-"""What to do; STORE is the store's path in a report."""
+REPAIR = "let `stratalog repair STORE` build queues, index and checkpoint again from the log"
+"""What to do: unlike a rebuild it mends the log first where it has to. STORE is the store's path in a report."""
 Part = Literal["files", "log", "queue", "index", "checkpoint", "config"]
 PARTS: tuple[str, ...] = get_args(Part)
 _adding = threading.Lock()
@@ -78,6 +78,12 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         return not self.problem_count
+
+    @property
+    def is_log_lost(self) -> bool:
+        """Whether not one whole record is left of those that there were."""
+        is_told = self.damages or any(problem.part in ("log", "queue") for problem in self.problems)
+        return not self.record_count and not self.unreadable and bool(is_told)
 
     def add(self, problem: Problem) -> None:
         with _adding:  # queues and index are checked beside each other

@@ -21,7 +21,7 @@ from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import may_be_lost
 from stratalog.tools.batches import contradiction_of
-from stratalog.tools.verify_report import REBUILD, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import REPAIR, Problem, Unreadable, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 
@@ -212,7 +212,7 @@ class SpecialQueues:
         return str(queue.directory / offset_name(start)), int(place - start)
 
     def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
-        self._found.append(Problem("queue", *self._place(queue, place), expected, found, REBUILD))
+        self._found.append(Problem("queue", *self._place(queue, place), expected, found, REPAIR))
 
 
 def _tags_code(record: Record) -> int:
