@@ -143,21 +143,10 @@ def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> 
             if before and not is_filler(*before[0][1][1:3]) and not _agrees(log, queue, *before[0]):
                 return None
             torn.append(queue)
-            if _has_another_offset(log, queue, *newest):
-                dispatcher.left_out.add((queue.topic, queue.queue_id))
     ends = {queue: queue.end_offset for queue in torn}
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return ends
-
-
-def _has_another_offset(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
-    """Whether a unit leads to a record of its size and queue that has another queue offset: such a unit was not written
-    in part."""
-    record = _record_at(log, unit[0])
-    own = queue.topic, queue.queue_id
-    is_own = record is not None and record.total_size == unit[1] and (_topic_of(record), record.queue_id) == own
-    return is_own and record is not None and record.queue_offset != queue_offset
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:

@@ -99,11 +99,8 @@ class Judge:
         self._accept()
         self._found.mends.sort(key=lambda mend: mend.offset)
         mended = {mend.offset for mend in self._found.mends}
-        for queue, offset, size, number in outcast:
-            is_ahead = queue.room_at(offset)[0] < number  # it would keep others from the queue
-            is_missed = offset in evidence.claims or not queue.has_units  # its queue had it, or may have had it
-            is_of_none = not is_topic(queue.key[0]) or queue.key[1] < 0
-            if offset not in mended and (is_ahead or is_missed or is_of_none):
+        for _, offset, size, _ in outcast:
+            if offset not in mended:
                 self._set_aside(offset, size, WILD)
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
         lost = Lost(evidence, self._found.damages, self._heads, self._log_begin)
