@@ -259,6 +259,10 @@ class Judge:
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_refuted = led != offset or number >= queue.units_end > 0
+        is_alone = not queue.has_units and len(queue.offsets) == 1
+        is_refuted |= is_alone and any(
+            claim.queue_offset == number for claim in claims
+        )  # its topic is wrong, or the id
         gaps, better = self._gaps_at(offset, Claim(*queue.key, number, size, end - number)), []
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
