@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call
 from cli.test_damaged_queues import flip_body
+from store.kinds import BATCH, EXTENDED, PLAIN, Kind
+from stratalog.layout.message import HEAD
+from stratalog.layout.names import ABORT
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 
 @pytest.fixture
@@ -84,3 +89,44 @@ def test_a_shell_sees_the_warning_once(damaged_store: Path) -> None:
 def test_the_command_is_silent_without_damage(small_store: Path, call: Call) -> None:
     result = call("put", small_store, "orders", "a body", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def flip_queue_offset(root: Path, commit_log_offset: int, bit: int) -> None:
+    size = 16 * 1024
+    path = root / "commitlog" / f"{commit_log_offset // size * size:020d}"
+    data = bytearray(path.read_bytes())
+    data[commit_log_offset % size + HEAD.position("queue_offset") + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("bit", [0, 1, 2, 4, 22, 40, 46, 62, 63])
+@pytest.mark.parametrize("state", ["closed", "crashed", "no queues"])
+@pytest.mark.parametrize("which", [-1, 3])
+def test_a_message_whose_queue_offset_cannot_be_is_damage(
+    kind: Kind, bit: int, state: str, which: int, tmp_path: Path, call: Call
+) -> None:
+    """`get` names it, opening warns when it left it out, before and after a put, and `repair` leaves a whole store."""
+    root = tmp_path / "store"
+    known = kind.made(root, count=12).queues[kind.queues[1]]
+    place = list(dict.fromkeys(one.commit_log_offset for one in known.values()))[which]
+    flip_queue_offset(root, place, bit)
+    if state == "crashed":
+        (root / ABORT).touch()
+    if state == "no queues":
+        shutil.rmtree(root / kind.tree)
+    topic, queue_id = kind.queues[1]
+    for _ in range(3):
+        result = call("get", root, topic, "-q", queue_id, "-n", 100, "--json")
+        shown = [json.loads(line) for line in result.stdout.splitlines()]
+        assert result.exit_code == 1, result.stderr
+        with kind.open(root) as store:
+            assert bool(store.recovery.warning) == bool(store.recovery.left_out or store.recovery.quarantined)
+            receipt = store.queue(topic, queue_id).put(b"new")
+            assert receipt.queue_offset not in [one["queueOffset"] for one in shown]
+    plan = plan_repair(root)
+    assert not plan.actions or repair(plan).ok
+    assert verify(root).ok
+    assert not plan_repair(root).actions
+    with kind.open(root) as store:
+        assert not store.recovery.warning

@@ -603,7 +603,8 @@ class Oracle:
         served = self._served(root)
         for put in self.original.puts:
             if put.offset >= self.log_begin and put.offset in offsets and put.keys:
-                if "properties" in self.changed.get(put.offset, ()) and len(put.keys) > 1:
+                is_batch = put.record.sys_flag & SysFlag.INNER_BATCH
+                if "properties" in self.changed.get(put.offset, ()) and is_batch:
                     continue  # nothing else says how many messages the batch holds: then it is reported as lost
                 if put.offset in self.contested:
                     continue

@@ -3,6 +3,7 @@ again, and is the same afterwards; where it announces that opening builds queues
 
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from store.kinds import EXTENDED, KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Kind
 from store.model import Clock, log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import NotAStore, StratalogError
+from stratalog.layout.index import HEADER, ITEM, items_position
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     CHECKPOINT,
@@ -529,3 +531,38 @@ def test_index_items_that_stand_twice_or_out_of_order_are_a_problem(
 ) -> None:
     report = verify(changed(PLAIN, closed, name), settings=settings_of(PLAIN))
     assert [problem.part for problem in report.problems] == ["index"]
+
+
+def _change_index(path: Path, what: str) -> None:
+    data, slots = bytearray(path.read_bytes()), SIZES["max_hash_slot_num"]
+    at, form = {
+        "used slots": (HEADER.position("used_slot_count"), ">i"),
+        "a slot": (next(p for p in range(HEADER.size, HEADER.size + 4 * slots, 4) if any(data[p : p + 4])), ">i"),
+        "an item": (items_position(slots) + 9 * ITEM.size + ITEM.position("previous_item"), ">i"),
+    }[what]
+    value = struct.unpack_from(form, data, at)[0]
+    struct.pack_into(form, data, at, 1 + value if what == "used slots" else 3 if value != 3 else 4)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["used slots", "a slot", "an item"])
+@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_index_chains_that_opening_makes_again_are_no_problem(
+    what: str, number: int, is_sealed: bool, changed: Callable[[Kind, State, str], Path]
+) -> None:
+    """RocketMQ, which leaves no seal, goes on with a file after its header's items, whatever its slots lead to."""
+    root = changed(PLAIN, closed, "nothing" if is_sealed else "seal removed")
+    items = b"".join(path.read_bytes()[HEADER.size :] for path in index_files(root))
+    _change_index(index_files(root)[number], what)
+    settings = settings_of(PLAIN)
+    report = verify(root, settings=settings)
+    assert report.ok == (not is_sealed)
+    if is_sealed:
+        return
+    assert [("builds them again from the items" in note) for note in report.notes] == [True]
+    opened(PLAIN, root).close()
+    report = verify(root, settings=settings)
+    assert report.ok
+    assert not report.notes
+    assert b"".join(path.read_bytes()[HEADER.size :] for path in index_files(root)) == items

@@ -140,6 +140,18 @@ def test_the_abort_mark_and_the_checkpoint_are_written_when_an_exception_ends_th
     assert open_store().recovery.clean
 
 
+def test_a_5_3_checkpoint_vouches_for_no_millisecond_that_is_not_over(open_store: OpenStore) -> None:
+    """RocketMQ 5.5, for which it names no log offset, begins with the newest log file whose first record has its time
+    or an earlier one."""
+    clock = Clock()
+    store = open_store(clock_ns=clock, compatibility="5.3")
+    store.put("t", b"one")
+    store._flush_all()
+    checkpoint = Checkpoint.load(store.root, Disk())
+    assert checkpoint.logics_commit_log_offset == 0
+    assert checkpoint.logics_msg_timestamp < clock.now_ms == checkpoint.physic_msg_timestamp
+
+
 def test_the_checkpoint_names_the_last_record_that_is_flushed_and_dispatched(open_store: OpenStore) -> None:
     clock = Clock()
     store = open_store(clock_ns=clock)

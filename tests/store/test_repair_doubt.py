@@ -10,7 +10,7 @@ import pytest
 
 import stratalog
 from stratalog.errors import CorruptData
-from stratalog.layout.message import HEAD
+from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.queue import BATCH_UNIT
 from stratalog.layout.sysflag import SysFlag
 from stratalog.store.message_store import MessageStore
@@ -667,3 +667,20 @@ def test_a_record_whose_head_keeps_it_from_its_queue_is_restored(
         assert repair(plan).ok
         assert (served(root), plan.lost) == (put, []), receipt
         shutil.rmtree(root)
+
+
+def test_a_record_alone_in_a_queue_without_units_goes_where_a_unit_places_it(tmp_path: Path) -> None:
+    """Also where all that stood before it is damaged, and it is the only one of its own queue."""
+    size, root = 16 * RECORD_SIZE, tmp_path / "store"
+    receipts = filled(root, 17, mapped_file_size_commit_log=size)
+    put = served(root)
+    receipt = next(receipt for receipt in receipts if receipt.commit_log_offset >= size)
+    data = bytearray((path := log_path(root).with_name(f"{size:020d}")).read_bytes())
+    record = decode_record(data, receipt.commit_log_offset - size)
+    at = data.index(record.topic, receipt.commit_log_offset - size)
+    data[at + len(record.topic) - 1] ^= 1
+    path.write_bytes(data)
+    log_path(root).write_bytes(b"")
+    assert repair(plan_repair(root)).ok
+    assert served(root).keys() <= put.keys()
+    assert (record.topic.decode(), record.queue_id, record.queue_offset) in served(root)

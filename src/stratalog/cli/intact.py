@@ -1,6 +1,6 @@
 """Reading past damage: what is intact is shown, the rest is named on stderr."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stratalog.cli.output import complain
@@ -37,6 +37,15 @@ class Intact:
                     raise
                 self.miss(error.next_offset - start, str(error))
                 start = error.next_offset
+
+    def name_left_out(self, queue: "Queue | TieredQueue", messages: Sequence["Message"], *, is_all: bool) -> None:
+        """Name what the log alone has between messages that were read, or after them if they are all."""
+        recovery = getattr(getattr(queue, "store", None), "recovery", None)  # a tier has none
+        for one in recovery.left_out if recovery else ():
+            place, is_own = one.commit_log_offset, (one.topic, one.queue_id) == (queue.topic, queue.queue_id)
+            if is_own and (is_all or messages[0].commit_log_offset < place < messages[-1].commit_log_offset):
+                where = f"{one.topic}/{one.queue_id}: a message at log offset {place:,} is not in the queue"
+                self.miss(1, f"{where}: its queue offset, {one.queue_offset:,}, cannot be")
 
     def miss(self, count: int, why: str) -> None:
         """Name messages that cannot be read."""

@@ -90,6 +90,7 @@ def get(
         intact = Intact()
         messages = list(intact.read(queue, queue.min_offset if first is None else first, count))
         seconds = time.perf_counter() - begin
+        intact.name_left_out(queue, messages, is_all=len(messages) < count)
         _show(messages, full=full, as_json=as_json)
         if not as_json:
             span = f"{topic}/{queue_id} holds offsets {queue.min_offset:,} to {queue.max_offset - 1:,}"

@@ -8,6 +8,7 @@ from stratalog.kernels.memory import copy, load_i32, load_i64, load_u8, store_i3
 from stratalog.kernels.queue_table import (
     NO_ROW,
     QUEUE_KIND,
+    QUEUE_NEWS,
     QUEUE_NEXT_OFFSET,
     Int32Array,
     Int64Array,
@@ -45,10 +46,12 @@ class UnitStatus(IntEnum):
     """The record's queue offset is ahead of the queue: messages between are lost. Set QUEUE_NEXT_OFFSET, go on."""
     NEEDS_MORE = 3
     """The record belongs to a batch queue, or names light queues: see `QueueKind`. Do that, go on behind it."""
+    BEHIND = 4
+    """The record's queue offset is taken, by another record: see QUEUE_NEWS. Go on behind it."""
 
 
 _DONE, _UNKNOWN_QUEUE, _GAP = int(UnitStatus.DONE), int(UnitStatus.UNKNOWN_QUEUE), int(UnitStatus.GAP)
-_NEEDS_MORE = int(UnitStatus.NEEDS_MORE)
+_NEEDS_MORE, _BEHIND = int(UnitStatus.NEEDS_MORE), int(UnitStatus.BEHIND)
 _SCHEDULE, _LIGHT = int(QueueKind.SCHEDULE), int(QueueKind.LIGHT)
 
 _TOTAL_SIZE = HEAD.position("total_size")
@@ -155,6 +158,8 @@ def build_units(
         if queue_offset > queues[row, QUEUE_NEXT_OFFSET]:
             return i, _GAP
         if queue_offset < queues[row, QUEUE_NEXT_OFFSET]:
+            if 0 < queues[row, QUEUE_NEWS] <= base_offset + positions[i]:
+                return i, _BEHIND
             continue
         queues[row, QUEUE_NEXT_OFFSET] = queue_offset + 1
         rows_queue[i] = row

@@ -23,7 +23,9 @@ QUEUE_NEXT_OFFSET = 3
 """Queue offset that the queue's next record should have; advanced in place."""
 QUEUE_KIND = 4
 """What the queue's records need, a `QueueKind`."""
-QUEUE_FIELDS = 5
+QUEUE_NEWS = 5
+"""Log offset from which on no record can be in the queue already; 0 where that is not known."""
+QUEUE_FIELDS = 6
 
 NO_ROW = -1
 

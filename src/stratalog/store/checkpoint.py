@@ -4,7 +4,7 @@ After RocketMQ's fields a clean stop leaves a seal: how many queues and units th
 cut while the store was closed is noticed by it.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION, SIZE_5_3
@@ -59,8 +59,12 @@ class Checkpoint:
         return cls(**CHECKPOINT.unpack(stored)._asdict(), seal=Seal.decode(stored))
 
     def encode(self, *, compatibility: str = "5.5") -> bytes:
-        """The file's bytes; 5.3 leaves what 5.5 added zero."""
-        packed = CHECKPOINT.pack(*(getattr(self, field.name) for field in CHECKPOINT.fields))
+        """The file's bytes. 5.3 leaves what 5.5 added zero. 5.5 then goes by `logics_msg_timestamp`, and begins with a
+        log file whose first record has that time, though records of it stand before: one millisecond less is true."""
+        fields = self
+        if compatibility == "5.3":
+            fields = replace(self, logics_msg_timestamp=max(0, self.logics_msg_timestamp - 1))
+        packed = CHECKPOINT.pack(*(getattr(fields, field.name) for field in CHECKPOINT.fields))
         packed = packed if compatibility != "5.3" else packed[:SIZE_5_3]
         seal = self.seal.encode() if self.seal else b""
         return (packed.ljust(SEAL_POSITION, b"\0") + seal).ljust(FILE_SIZE, b"\0")

@@ -1,7 +1,7 @@
 """The dispatcher: follows the log and derives ConsumeQueue units and index items from it, in order."""
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from stratalog.kernels.queue_table import (
     QUEUE_FIELDS,
     QUEUE_ID,
     QUEUE_KIND,
+    QUEUE_NEWS,
     QUEUE_NEXT_OFFSET,
     QUEUE_TOPIC_ADDRESS,
     QUEUE_TOPIC_SIZE,
@@ -92,6 +93,15 @@ class DispatchProgress:
     last_store_timestamp: int = 0
 
 
+class LeftOut(NamedTuple):
+    """A whole record that is not in its queue, as its queue offset cannot be."""
+
+    commit_log_offset: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
 class Dispatcher:
     """Turns the log into queue units and index items.
 
@@ -118,8 +128,8 @@ class Dispatcher:
         self.queue = queues.get
         self.restored = queues.restored
         self.notes: list[str] = []
-        self.left_out: set[tuple[str, int]] = set()
-        """Queues with a whole record whose queue offset cannot be: it is in none."""
+        self.left_out: dict[tuple[int, str], LeftOut] = {}
+        """By log offset and topic."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -177,7 +187,18 @@ class Dispatcher:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
         row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, _next_of(queue), kind=kind)
+        if isinstance(queue, ConsumeQueue):
+            self._table.rows[row][QUEUE_NEWS] = 1 + max(0, queue.newest()[0] if queue.unit_count else 0)
         return row
+
+    def _leave_out(self, place: LeftOut, why: str) -> None:
+        offset, topic, queue_id, queue_offset = place
+        if is_topic(topic) and queue_id >= 0:  # else there is no such queue
+            self.left_out[offset, topic] = place
+        self._note(
+            f"log offset {offset:,}: offset {queue_offset:,} in {topic}/{queue_id} cannot be, {why}; the message is "
+            "not in that queue"
+        )
 
     def _note(self, text: str) -> None:
         if len(self.notes) < NOTES_MAX:
@@ -254,7 +275,7 @@ class Dispatcher:
     def _step(self, file: MappedFile, first: int, count: int, base: int) -> tuple[int, UnitStatus]:
         """Build units from record `first` on, up to `count` or to one that needs more than a kernel does."""
         status = UnitStatus.UNKNOWN_QUEUE
-        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP):
+        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP, UnitStatus.BEHIND):
             first, found = build_units(
                 file.address, self._positions, first, count, base, self._table.rows, self._table.table, self._units,
                 self._rows, self._delays,
@@ -263,6 +284,9 @@ class Dispatcher:
             if status == UnitStatus.UNKNOWN_QUEUE:
                 record = self._record(file, first)
                 self._register(_topic_of(record), record.queue_id, record.queue_offset, record.commit_log_offset)
+            elif status == UnitStatus.BEHIND:
+                self._leave_out(_place_of(self._record(file, first)), "another message has it, or went past it")
+                first += 1
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
@@ -277,11 +301,7 @@ class Dispatcher:
         following = next_of_queue(file, self._positions[number + 1 : self._count], record)
         if following is None or not expected <= following <= record.queue_offset:
             return False
-        self.left_out.add((_topic_of(record), record.queue_id))
-        self._note(
-            f"log offset {record.commit_log_offset:,}: offset {record.queue_offset:,} in {_topic_of(record)}/"
-            f"{record.queue_id} cannot be, the next message there has {following:,}; the message is not in that queue"
-        )
+        self._leave_out(_place_of(record), f"the next message there has {following:,}")
         return True
 
     def _take_special(self, file: MappedFile, number: int, base: int) -> None:
@@ -316,11 +336,8 @@ class Dispatcher:
         ahead = message.queue_offset - end
         is_near = may_be_lost(ahead, offset - newest) if last else message.queue_offset <= queue_offset_limit(offset)
         if ahead < 0 or not is_near:
-            self.left_out.add((queue.topic, queue.queue_id))
-            self._note(
-                f"log offset {offset:,}: offset {message.queue_offset:,} in {queue.topic}/{queue.queue_id} cannot be, "
-                f"the queue ends at {end:,}; the record is not in that queue"
-            )
+            place = LeftOut(offset, queue.topic, queue.queue_id, message.queue_offset)
+            self._leave_out(place, f"the queue ends at {end:,}")
             return
         if last and ahead > 0 and self._is_contradicted(file, number, self._record(file, number), end):
             return
@@ -348,6 +365,9 @@ class Dispatcher:
         waiting = self._waiting.setdefault(row, bytearray())
         known = self._plain(row).end_offset + len(waiting) // UNIT.size
         if queue_offset < next_offset:
+            if commit_log_offset >= self._table.rows[row][QUEUE_NEWS]:
+                place_taken = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
+                self._leave_out(place_taken, "another message has it, or went past it")
             return
         if queue_offset > next_offset or known != next_offset:  # a gap, or units by kernels are in front
             if not self._open_gap(row, number, commit_log_offset, queue_offset):
@@ -378,11 +398,8 @@ class Dispatcher:
             else (queue_offset <= queue_offset_limit(commit_log_offset))
         )
         if not is_near or not self._may_fill(queue, queue_offset):
-            self.left_out.add((queue.topic, queue.queue_id))
-            self._note(
-                f"log offset {commit_log_offset:,}: offset {queue_offset:,} in {queue.topic}/{queue.queue_id} "
-                f"is too far behind {queue.end_offset:,} to be true; the message is not in that queue"
-            )
+            place = LeftOut(commit_log_offset, queue.topic, queue.queue_id, queue_offset)
+            self._leave_out(place, f"it is too far behind {queue.end_offset:,}")
             return False
         if queue_offset > queue.end_offset:
             self.gap_count += 1
@@ -445,6 +462,10 @@ def may_be_lost(count: int, lost_size: int) -> bool:
 def _topic_of(record: Record) -> str:
     """The topic; what is no text in it is kept, and makes a name that no directory can have."""
     return record.topic.decode("utf-8", "surrogateescape")
+
+
+def _place_of(record: Record) -> LeftOut:
+    return LeftOut(record.commit_log_offset, _topic_of(record), record.queue_id, record.queue_offset)
 
 
 def _next_of(queue: UnitQueue | None) -> int:

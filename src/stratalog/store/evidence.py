@@ -81,14 +81,14 @@ def _was_repaired(log: CommitLog, begin: int) -> bool:
 
 
 def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | None:
-    """Whether one of the first two units that lead into the log file from `begin` on finds its message there; None
+    """Whether one of the first two units that lead into the log file from `begin` on finds a message of its queue; None
     when there are not two, or where both messages may be damaged, as no other record is in their place."""
     if not isinstance(queue, ConsumeQueue):
         return None
     number = queue.offset_of(begin)
     units = [(n, *queue.unit(n)) for n in range(number, min(number + 2, queue.end_offset))]
     inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
-    if len(inside) == 2 and any(_is_message(log, queue, *unit) for unit in inside):
+    if len(inside) == 2 and any(_is_of_queue(log, queue, *unit[1:3]) for unit in inside):
         return True
     return False if len(inside) == 2 and any(_is_taken(log, unit[1]) for unit in inside) else None
 
@@ -102,11 +102,12 @@ def _is_taken(log: CommitLog, commit_log_offset: int) -> bool:
     return 0 <= next_record(file, end, base) <= position
 
 
-def _is_message(
-    log: CommitLog, queue: ConsumeQueue, queue_offset: int, commit_log_offset: int, size: int, tags_code: int
-) -> bool:
+def _is_of_queue(log: CommitLog, queue: ConsumeQueue, commit_log_offset: int, size: int) -> bool:
+    """Whether a record of that size stands there and belongs to the queue, be the unit at a wrong place."""
     record = _record_at(log, commit_log_offset)
-    return record is not None and record.total_size == size and _is_in(record, queue, queue_offset)
+    if record is None or record.total_size != size:
+        return False
+    return _is_in(record, queue, record.queue_offset) or light_offset(record.properties, queue.topic) >= 0
 
 
 def _is_in(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
@@ -141,23 +142,15 @@ def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> 
         newest, *before = queue.newest_units(2)
         if not _agrees(log, queue, *newest):
             if before and not is_filler(*before[0][1][1:3]) and not _agrees(log, queue, *before[0]):
+                dispatcher.notes.append(
+                    f"{queue.topic}/{queue.queue_id} leads to other messages than its own: all queues are built again"
+                )
                 return None
             torn.append(queue)
-            if _has_another_offset(log, queue, *newest):
-                dispatcher.left_out.add((queue.topic, queue.queue_id))
     ends = {queue: queue.end_offset for queue in torn}
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return ends
-
-
-def _has_another_offset(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
-    """Whether a unit leads to a record of its size and queue that has another queue offset: such a unit was not written
-    in part."""
-    record = _record_at(log, unit[0])
-    own = queue.topic, queue.queue_id
-    is_own = record is not None and record.total_size == unit[1] and (_topic_of(record), record.queue_id) == own
-    return is_own and record is not None and record.queue_offset != queue_offset
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:

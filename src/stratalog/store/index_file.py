@@ -284,7 +284,9 @@ class Index:
         )  # fmt: skip
         if used < 0:
             return False
-        file.header[_USED_SLOTS] = used
+        if file.header[_USED_SLOTS] != used:
+            file.header[_USED_SLOTS] = used
+            file.mapped.write(0, np.frombuffer(HEADER.pack(*map(int, file.header)), np.uint8))
         view = file.mapped.view[slots_position() : slots_position() + slots.size]
         for begin in range(0, slots.size, _SLOTS_PIECE):  # a sparse file stays one
             piece = slots[begin : begin + _SLOTS_PIECE]

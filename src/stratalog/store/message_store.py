@@ -75,7 +75,7 @@ from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.sizes import note_sizes
-from stratalog.store.snapshot import QueueEnd, load_queues, note_ends, store_snapshot
+from stratalog.store.snapshot import QueueEnd, load_queues, note_ends, noted_left_out, store_snapshot
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 from stratalog.store.uncopied import Uncopied
@@ -181,6 +181,7 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
         )
+        left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:
             if self.index:
                 self.index.sizes()  # raises before anything is changed
@@ -216,6 +217,8 @@ class MessageStore(Uncopied):
             self.recovery.notes.append(self.topic_table.note)
         earlier = [damage for damage in damages if damage.begin < self.recovery.scanned_from]
         self.recovery.quarantined = earlier + [one for one in self.recovery.quarantined if one not in earlier]
+        begin = self.recovery.scanned_from
+        self.recovery.left_out[:0] = [one for one in left_out if one.commit_log_offset < begin]
         if self._disk.read_only:
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))
@@ -279,8 +282,10 @@ class MessageStore(Uncopied):
             effect = "Every message is durable, and the next opening looks at the end of the log"
             with refusing(f"{self.root} cannot be marked as closed", effect):
                 note_sizes(self.settings, self.root, self._disk)
-                seal, damages = self._dispatcher.snapshot()[1], self.recovery.quarantined
-                store_snapshot(self.root, self._disk, self._dispatcher, self.log, seal, damages)
+                seal, found = self._dispatcher.snapshot()[1], self.recovery
+                store_snapshot(
+                    self.root, self._disk, self._dispatcher, self.log, seal, found.quarantined, found.left_out
+                )
                 self._disk.remove(self.root / names.ABORT)
 
     def release(self) -> None:

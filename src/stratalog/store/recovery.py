@@ -73,7 +73,7 @@ from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, may_be_lost
+from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, LeftOut, may_be_lost
 from stratalog.store.evidence import check_belonging, checkpointed, drop_torn, queues_are_intact, sealed_start
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
@@ -111,19 +111,29 @@ class Recovery:
     rebuilt: bool = False
     """Queues or index were not as the clean stop had left them: all were derived again from the whole log."""
     quarantined: list[Damage] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Whole records that are not in their queue, as their queue offset cannot be."""
     notes: list[str] = field(default_factory=list)
     """What else the user should know: a config file whose copy was read, for example."""
     warning: str = ""
     """Why messages that are put from now on may be lost to RocketMQ, and the command that prevents it."""
 
     def warn_of_damage(self, root: Path) -> None:
-        """Say what damage in the middle of the log means for messages after it."""
+        """Say what damage that opening cannot mend means for messages after it."""
         if self.quarantined:
             self.warning = (
                 f"{root}: damaged ranges in the log: {len(self.quarantined):,}, the first at log offset "
                 f"{self.quarantined[0].begin:,}. Messages after them are kept and served here, also those that are put "
                 "now. RocketMQ may end the log at the first one when it starts, and drop all messages after it. To "
                 f"keep them for RocketMQ, close the store and run {command('repair', root)}"
+            )
+        elif self.left_out:
+            first = self.left_out[0]
+            self.warning = (
+                f"{root}: messages that are in no queue, as their queue offset cannot be: {len(self.left_out):,}, the "
+                f"first at log offset {first.commit_log_offset:,}, of {first.topic}/{first.queue_id}. RocketMQ may not "
+                "serve messages that are put after them. Restore them before you put more: close the store and run "
+                f"{command('repair', root)}"
             )
 
 
@@ -216,8 +226,10 @@ def recover(
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
+    report.left_out = list(dispatcher.left_out.values())
+    lacking = {(one.topic, one.queue_id) for one in report.left_out}
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
-        is_known = report.quarantined or (queue.topic, queue.queue_id) in dispatcher.left_out
+        is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
         if queue.end_offset < given:
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):

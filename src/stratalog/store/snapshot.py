@@ -15,7 +15,7 @@ and is looked at too.
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ import msgspec
 
 from stratalog.errors import CorruptData
 from stratalog.layout import names
+from stratalog.layout.light import light_offset
 from stratalog.layout.message import crc_of
 from stratalog.layout.queue import UNIT
 from stratalog.layout.record import OFFSETS_END
@@ -30,9 +31,9 @@ from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
-from stratalog.store.dispatch import Dispatcher
+from stratalog.store.dispatch import Dispatcher, LeftOut
 from stratalog.store.extension import ExtendedQueue
-from stratalog.store.log_scan import Damage, is_finished
+from stratalog.store.log_scan import Damage, is_finished, is_record
 
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
@@ -81,16 +82,18 @@ class _Snapshot(msgspec.Struct, frozen=True):
     topics: list[_Topic]
     damages: list[tuple[_Offset, _Offset, str]] = []
     ends: list[QueueEnd] = []
+    left_out: list[LeftOut] = []
 
 
 def store_snapshot(
-    root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal, damages: Iterable[Damage]
-) -> None:
+    root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal, damages: Iterable[Damage],
+    left_out: Sequence[LeftOut],
+) -> None:  # fmt: skip
     """Note the queues, which are durable and take no more units. Losing it costs time only: errors are passed over."""
     queues = [queue for queue in dispatcher.queues.values() if isinstance(queue, ConsumeQueue) and queue.end_offset]
     with contextlib.suppress(OSError):
         if not queues or any(isinstance(queue, ExtendedQueue) for queue in queues):
-            note_damages(root, disk, damages, log.first_offset, seal.log_end_offset)
+            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset)
             return
         topics: dict[str, list[_Queue]] = {}
         for queue in queues:
@@ -105,15 +108,19 @@ def store_snapshot(
             disk.stamp(str(above)),
             [_Topic(name, disk.stamp(f"{above}/{name}"), noted) for name, noted in topics.items()],
             [(damage.begin, damage.end, damage.reason) for damage in damages],
+            left_out=list(left_out),
         )
         _store(snapshot, root, disk)
 
 
-def note_damages(root: Path, disk: Disk, damages: Iterable[Damage], log_begin: int, log_end: int) -> None:
-    """A snapshot of nothing but the log's damaged ranges; without any there is none."""
+def note_damages(
+    root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int
+) -> None:
+    """A snapshot of nothing but the log's damage; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
-    if noted:
-        _store(_Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], noted), root, disk)
+    if noted or left_out:
+        empty = _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [])
+        _store(msgspec.structs.replace(empty, damages=noted, left_out=list(left_out)), root, disk)
     else:
         disk.remove(root / names.SNAPSHOT)
 
@@ -190,6 +197,21 @@ def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
     damages = [Damage(*noted) for noted in snapshot.damages] if snapshot else []
     inside = [damage for damage in damages if log.first_offset <= damage.begin < log.end_offset]
     return [damage for damage in inside if not is_finished(log, damage.begin)]
+
+
+def noted_left_out(root: Path, disk: Disk, log: CommitLog) -> list[LeftOut]:
+    """The records that were in no queue at the last clean stop, and are as they were."""
+    snapshot = _read(root, disk)
+    return [one for one in snapshot.left_out if _is_same_record(log, one)] if snapshot else []
+
+
+def _is_same_record(log: CommitLog, one: LeftOut) -> bool:
+    offset = one.commit_log_offset
+    if not (log.first_offset <= offset < log.end_offset and is_record(log, offset)):
+        return False
+    message = log.message(offset)
+    own = message.topic, message.queue_id, message.queue_offset
+    return one[1:] == own or light_offset(message.raw_properties, one.topic) == one.queue_offset
 
 
 def has_damages(root: Path, disk: Disk) -> bool:

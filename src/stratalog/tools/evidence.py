@@ -214,7 +214,7 @@ class Evidence:
         self.led_to: Counter[int] = Counter()
         """Units that lead into each file of the log, by its number, but after its last whole record."""
         self.agreed_in: Counter[int] = Counter()
-        """Those of them that find their message there."""
+        """Those of them that find a message of their queue there."""
         self.queued_in: Counter[int] = Counter()
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._repaired: list[tuple[int, int]] = []
@@ -353,7 +353,7 @@ class Evidence:
         agrees = self._support(queue, numbers, offsets, counts)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
-            _count_files(self.agreed_in, offsets[agrees], self.file_size)
+            _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
         # A file that leads to other records, or into them, more often than to its own is another queue's or another
         # store's; so is a queue that finds none of its messages.
         is_other = ~(agrees & self._has_size(offsets, sizes)) & self._is_covered(offsets)

@@ -35,6 +35,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
+from stratalog.store.dispatch import LeftOut
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
@@ -77,6 +78,7 @@ class Rebuilt:
     unit_count: int
     index_item_count: int
     damages: tuple[Damage, ...]
+    left_out: tuple[LeftOut, ...] = ()
     unqueued: str = ""
     """Which messages of the log are in no queue, though the old queues led to them or are lost."""
     bitmap_count: int = 0
@@ -203,7 +205,7 @@ def rebuild_locked(
         if "index" in parts:
             note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
-            note_damages(root, disk, rebuilt.damages, _log_begin(root, disk), rebuilt.log_end)
+            note_damages(root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt
@@ -373,7 +375,16 @@ def _build(
             cause.filename = str(cause.filename).replace(f"{staging}/{names.COMMIT_LOG}", f"{root}/{names.COMMIT_LOG}")
         raise
     seal = Checkpoint.load(staging, disk).seal or Seal(log_end, 0, 0, 0)
-    return Rebuilt((), recovery.record_count, log_end, 0, 0, seal.index_item_count, tuple(recovery.quarantined))
+    return Rebuilt(
+        (),
+        recovery.record_count,
+        log_end,
+        0,
+        0,
+        seal.index_item_count,
+        tuple(recovery.quarantined),
+        left_out=tuple(recovery.left_out),
+    )
 
 
 def _carry_over(

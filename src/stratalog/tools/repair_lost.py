@@ -99,11 +99,8 @@ class Judge:
         self._accept()
         self._found.mends.sort(key=lambda mend: mend.offset)
         mended = {mend.offset for mend in self._found.mends}
-        for queue, offset, size, number in outcast:
-            is_ahead = queue.room_at(offset)[0] < number  # it would keep others from the queue
-            is_missed = offset in evidence.claims or not queue.has_units  # its queue had it, or may have had it
-            is_of_none = not is_topic(queue.key[0]) or queue.key[1] < 0
-            if offset not in mended and (is_ahead or is_missed or is_of_none):
+        for _, offset, size, _ in outcast:
+            if offset not in mended:
                 self._set_aside(offset, size, WILD)
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
         lost = Lost(evidence, self._found.damages, self._heads, self._log_begin)
@@ -262,6 +259,10 @@ class Judge:
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_refuted = led != offset or number >= queue.units_end > 0
+        is_alone = not queue.has_units and len(queue.offsets) == 1
+        is_refuted |= is_alone and any(
+            claim.queue_offset == number for claim in claims
+        )  # its topic is wrong, or the id
         gaps, better = self._gaps_at(offset, Claim(*queue.key, number, size, end - number)), []
         for claim in claims:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)

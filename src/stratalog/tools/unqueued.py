@@ -180,7 +180,7 @@ def _displaced(
 ) -> Iterator[Offsets]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
     are those that another queue leads to now if it led there before, at the same queue offset, or has the message that
-    follows."""
+    follows; and those that a light queue still leads to."""
     both = [
         offsets[_is_at(numbers, offsets, new[key])] for key, (numbers, offsets, _) in old.items()
         if key in new and not is_light(key[0])
@@ -194,7 +194,7 @@ def _displaced(
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
-            yield offsets[gone if is_light(key[0]) else gone & ~_is_among(offsets, kept)]
+            yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if is_light(key[0]) else kept)]
 
 
 def _is_at(numbers: Offsets, offsets: Offsets, now: Led) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from stratalog.kernels.index import (
 )
 from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position, slots_position
 from stratalog.layout.names import INDEX, is_index_name
+from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk
 from stratalog.tools.verify_report import REPAIR, Chunk, Problem, Unreadable, VerifyReport
 
@@ -23,6 +24,7 @@ Int64 = NDArray[np.int64]
 
 _SCRATCH_ITEMS = 1 << 18
 _HASH_BITS = 31
+_USED = "used_slot_count"
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class _IndexFile:
         if self.item_count:
             wanted["begin_commit_log_offset"] = int(stored["commit_log_offset"][0])
             wanted["end_commit_log_offset"] = int(stored["commit_log_offset"][-1])
-            wanted["used_slot_count"] = len(self._used_slots()[0])
+            wanted[_USED] = len(self._used_slots()[0])
         return [
             (name, value, getattr(header, name)) for name, value in wanted.items() if getattr(header, name) != value
         ]
@@ -173,7 +175,9 @@ class IndexCheck:
                     self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
-        self._directory = root / INDEX
+        self._directory, self._item_capacity = root / INDEX, settings.index_item_capacity
+        seal = Checkpoint.load(root, disk).seal
+        self._vouched_end = seal.log_end_offset if seal else 0
         report.index_file_count = len(self._files)
         self._scratch = np.zeros(file_size(1, _SCRATCH_ITEMS), np.uint8)
 
@@ -335,11 +339,17 @@ class IndexCheck:
             after = "" if self._report.is_live else ", the next opening builds it again"
             self._report.notes.append(f"{file.path} {why}: its chains are not checked{after}")
             return
-        for name, expected, found in file.header_faults():
+        faults, (items, slots) = file.header_faults(), file.chain_faults()
+        if not self._is_vouched(file) and (len(items) or len(slots) or any(name == _USED for name, *_ in faults)):
+            self._report.notes.append(
+                f"{file.path}: its chains are not those of its items, as RocketMQ leaves them when it goes on with a "
+                "file after a kill: it may not find keys of them. The next opening builds them again from the items"
+            )
+            faults, items, slots = [fault for fault in faults if fault[0] != _USED], items[:0], slots[:0]
+        for name, expected, found in faults:
             self._add(
                 file.path, HEADER.position(name), f"{name} {expected:,} in the header, as its items say", f"{found:,}"
             )
-        items, slots = file.chain_faults()
         for number in items.tolist():
             self._add(
                 file.path, file.position(number), f"item {number:,} to be reached exactly once from its slot",
@@ -349,6 +359,11 @@ class IndexCheck:
             self._add(
                 file.path, file.slot_position(slot), f"slot {slot:,} to begin with one of its items", "another item"
             )
+
+    def _is_vouched(self, file: _IndexFile) -> bool:
+        """Whether opening takes the file as it is, see `Index.load`."""
+        is_closed = self._report.clean or self._report.is_live or file.header.next_item >= self._item_capacity
+        return is_closed and bool(file.header.end_commit_log_offset < self._vouched_end)
 
 
 _SIZES = f"if the store uses another size, give max_hash_slot_num and max_index_num; else {REPAIR}"
