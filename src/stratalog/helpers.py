@@ -103,7 +103,7 @@ def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
 
 load_lock = threading.RLock()
 """Held by who imports or compiles; the first of the locks that a fork waits for."""
-_fork_waits_for: list[Any] = [load_lock]
+_fork_waits_for: list[Any] = []
 _held_by_fork: list[Any] = []
 
 
@@ -114,13 +114,15 @@ def no_fork_within(lock: Any) -> None:
 
 def _before_fork() -> None:
     for lock in _fork_waits_for:
-        lock.acquire()
         _held_by_fork.append(lock)
+        lock.acquire()
 
 
 def _after_fork() -> None:
-    while _held_by_fork:
-        _held_by_fork.pop().release()
+    while _held_by_fork:  # where a signal handler raises, the next fork releases them
+        with contextlib.suppress(RuntimeError):  # it had not been acquired
+            _held_by_fork[-1].release()
+        _held_by_fork.pop()
 
 
 def _after_fork_in_child() -> None:
@@ -129,6 +131,8 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+# Acquired before `_before_fork`, and without Python code: a signal handler that raises there leaves it free.
+os.register_at_fork(before=load_lock.acquire, after_in_parent=load_lock.release, after_in_child=load_lock.release)
 
 
 def is_loading() -> bool:

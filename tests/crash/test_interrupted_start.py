@@ -1,14 +1,17 @@
 """A signal handler's exception wherever the package starts a thread: it is raised as it is, and no thread half runs."""
 
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 import stratalog
 from crash.interrupts import Dropped, Injector, unraisable_dropped
@@ -110,3 +113,26 @@ def test_the_exception_is_raised_as_it_is_and_the_store_goes_on(
             except BaseException as error:
                 error.add_note(f"{injector.point}")
                 raise
+
+
+def test_loading_goes_on_when_a_handler_raises_as_a_process_forks() -> None:
+    """The exception itself is lost: CPython raises none that comes in a fork's callbacks."""
+
+    def fork(injector: Injector) -> None:
+        with unraisable_dropped(), injector:
+            child = os.fork()
+            if not child:
+                os._exit(helpers.is_loading())
+        assert os.waitpid(child, 0)[1] == 0, injector.point
+        assert not helpers.is_loading(), injector.point
+
+    counted = Injector(0, traced=(helpers.__file__,))
+    fork(counted)
+    assert len(counted.points) > 5
+    for number in counted.points:
+        fork(Injector(number, traced=(helpers.__file__,)))
+        fork(Injector(-1, traced=()))
+        assert not helpers._held_by_fork
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(global_compiler_lock._lock.acquire, timeout=10).result(), f"{number}"
+            pool.submit(global_compiler_lock._lock.release).result()
