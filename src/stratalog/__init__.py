@@ -75,11 +75,16 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in ("errors", "tiered", "pipeline"):
-        return import_module(f"stratalog.{name}")
-    if name not in _HOMES:
+        module, attribute = f"stratalog.{name}", ""
+    elif name in _HOMES:
+        module, attribute = _HOMES[name]
+    else:
         raise AttributeError(f"module 'stratalog' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    from stratalog.helpers import load_lock
+
+    with load_lock:  # a fork waits
+        loaded = import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
 
 
 def __dir__() -> list[str]:

@@ -1,24 +1,38 @@
-"""Threads that somebody waits for who may hold a lock of a store.
+"""Threads that somebody waits for who may hold a lock of a store, and what is imported or compiled with its first use.
 
 A finalizer that the garbage collector runs in such a thread can wait for none of these locks.
 """
 
+import contextlib
+import os
 import sys
 import threading
-from collections.abc import Callable
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any
 
-helpers: set[threading.Thread] = set()
-"""Whoever waits for a thread adds it before it starts, and takes it out when it has ended."""
+pools: Any
+try:  # it registers for forks: before `load_lock`, that is not while a fork waits
+    pools = import_module("concurrent.futures.thread")
+except RuntimeError:  # the main thread has returned
+    pools = None
+
+helpers: set[threading.Thread | int] = set()
+"""Whoever waits for a thread adds it before it starts, and takes it out when it has ended. Or a thread adds its own
+identifier for a while."""
 
 
 def is_helper() -> bool:
     """Whether this thread is one. Identifiers are used again: a thread that has ended counts no more."""
     ident = threading.get_ident()
     for thread in tuple(helpers):
-        if thread.is_alive():
+        if isinstance(thread, int):
+            if thread == ident:
+                return True
+        elif thread.is_alive():
             if thread.ident == ident:
                 return True
         elif thread.ident is not None:  # it has ended; one that was not started yet has none
@@ -26,9 +40,40 @@ def is_helper() -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _helping() -> Iterator[None]:
+    ident = threading.get_ident()
+    helpers.add(ident)
+    try:
+        yield
+    finally:
+        helpers.discard(ident)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of the package where no signal handler runs. `Thread.start` is Python: a handler that raises there
+    leaves a thread that half runs, and comes out as a `KeyError`. One that raises here may find it started later."""
+    if threading.current_thread() is not threading.main_thread():
+        thread.start()
+        return
+    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def start_it() -> None:
+        failure: BaseException | None = None
+        try:
+            with _helping():
+                thread.start()
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            failure = error
+        outcome.put(failure)
+
+    start_new_thread(start_it, ())
+    if failure := outcome.get():
+        raise failure
+
+
 def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Do it where no signal handler runs: not in the main thread. Modules are imported and kernels compiled under locks
-    that Python code acquires; a handler that raises there (Ctrl-C) leaves one held, and every other thread hangs."""
+    """Do it where no signal handler runs: not in the main thread."""
 
     def run(*args: Any, **named: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -44,7 +89,7 @@ def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
         thread = threading.Thread(target=do_it, name="stratalog-load", daemon=True)
         helpers.add(thread)
         try:
-            thread.start()
+            start(thread)
             thread.join()
         finally:
             helpers.discard(thread)
@@ -56,21 +101,88 @@ def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+load_lock = threading.RLock()
+"""Held by who imports or compiles; the first of the locks that a fork waits for."""
+_fork_waits_for: list[Any] = []
+_held_by_fork: list[Any] = []
+
+
+def no_fork_within(lock: Any) -> None:
+    """A fork waits until no other thread holds this reentrant lock. A thread that loads takes it after `load_lock`."""
+    _fork_waits_for.append(lock)
+
+
+def _before_fork() -> None:
+    for lock in _fork_waits_for:
+        _held_by_fork.append(lock)
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    while _held_by_fork:  # where a signal handler raises, the next fork releases them
+        with contextlib.suppress(RuntimeError):  # it had not been acquired
+            _held_by_fork[-1].release()
+        _held_by_fork.pop()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
+    helpers.intersection_update({threading.get_ident(), threading.current_thread()})  # the others' numbers come again
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+# Acquired before `_before_fork`, and without Python code: a signal handler that raises there leaves it free.
+os.register_at_fork(before=load_lock.acquire, after_in_parent=load_lock.release, after_in_child=load_lock.release)
+
+
+def is_loading() -> bool:
+    """Whether this thread imports or compiles, and a fork waits for it."""
+    return bool(load_lock._is_owned())  # type: ignore[attr-defined]
+
+
+def loading(work: Callable[..., Any]) -> Callable[..., Any]:
+    """For what imports or compiles: under locks that Python code acquires. Where a signal handler raises (Ctrl-C), or
+    in a child forked meanwhile, one would stay held and threads hang. So it is done `undisturbed`, and a fork waits."""
+
+    def load(*args: Any, **named: Any) -> Any:
+        with _helping(), load_lock:
+            return work(*args, **named)
+
+    away = undisturbed(load)
+    return lambda *args, **named: (work if is_loading() else away)(*args, **named)
+
+
 def imported(name: str) -> Any:
-    """A module that is loaded with its first use, `undisturbed`."""
+    """A module that is loaded with its first use."""
     module = sys.modules.get(name)
     if module is None or getattr(module.__spec__, "_initializing", False):
-        module = undisturbed(import_module)(name)
+        module = loading(import_module)(name)
     return module
 
 
 def thread_pool(count: int, name: str) -> Executor:
     """Threads for work that is awaited; once the main thread has returned, when there can be none, the caller's own."""
-    if not threading.main_thread().is_alive():
-        return _Here()
-    from concurrent.futures import ThreadPoolExecutor
+    return _Threads(pools.ThreadPoolExecutor(count, name)) if pools else _Here()
 
-    return ThreadPoolExecutor(count, name)
+
+class _Threads(Executor):
+    """Starts a thread `undisturbed`: one that runs is known to the pool, which waits for it."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._submit = undisturbed(pool.submit)
+
+    def submit(self, work: Any, /, *args: Any, **named: Any) -> "Future[Any]":
+        try:
+            future: Future[Any] = self._submit(work, *args, **named)
+        except RuntimeError:
+            if not pools._shutdown:
+                raise
+            return _Here().submit(work, *args, **named)  # the main thread has returned: the pool takes no more
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 class _Here(Executor):

@@ -147,30 +147,33 @@ def test_ctrl_c_ends_a_command_with_one_sentence(command: str, small_store: Path
     assert errors.strip() in ([stopped, stored] if command == "put" else [stopped])
 
 
-STOPPED = {
-    "verify": ("stratalog.tools.verify._verify", "Nothing was changed"),
-    "inspect": ("stratalog.tools.map._map_store", "Nothing was changed"),
-    "dump": ("stratalog.tools.dump._items", "Nothing was changed"),
-    "repair": ("stratalog.tools.repair_plan._plan", "Nothing was changed"),
-    "repair --in-place --yes": ("stratalog.tools.repair.verify", "Run the same command again: it goes on"),
-    "repair --to COPY --yes": ("stratalog.tools.repair.verify", "Remove COPY, then run it again"),
-    "rebuild --yes": ("stratalog.tools.rebuild._build", "Run the same command again"),
-}
+STOPPED = [
+    ("verify", "verify._verify", "Nothing was changed"),
+    ("inspect", "map._map_store", "Nothing was changed"),
+    ("dump", "dump._items", "Nothing was changed"),
+    ("repair", "repair_plan._plan", "Nothing was changed"),
+    ("repair --in-place --yes", "repair._mend", "Run the same command again: it goes on"),
+    ("repair --in-place --yes", "repair.verify", "The repair is done: `stratalog verify STORE` checks it"),
+    ("repair --to COPY --yes", "repair.copy_tree", "Remove COPY, then run it again"),
+    ("repair --to COPY --yes", "repair._mend", "Remove COPY, then run it again"),
+    ("repair --to COPY --yes", "repair.verify", "The repair is done: `stratalog verify COPY` checks it"),
+    ("rebuild --yes", "rebuild._build", "Run the same command again"),
+]
 
 
-@pytest.mark.parametrize("name", STOPPED)
+@pytest.mark.parametrize(("line", "function", "told"), STOPPED)
 def test_ctrl_c_says_how_the_store_is_then(
-    name: str, small_store: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    line: str, function: str, told: str, small_store: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     copy = tmp_path / "copy"
-    command, *options = name.replace("COPY", str(copy)).split()
-    function, told = STOPPED[name]
+    command, *options = line.replace("COPY", str(copy)).split()
+    told = told.replace("COPY", str(copy)).replace("STORE", str(small_store))
     if "--yes" in options:
         (small_store / "abort").touch()
-    monkeypatch.setattr(function, interrupted)
+    monkeypatch.setattr(f"stratalog.tools.{function}", interrupted)
     result = call(command, small_store, *options)
     assert result.exit_code == INTERRUPTED
-    assert result.stderr.splitlines()[-1] == f"stratalog: stopped. {told.replace('COPY', str(copy))}"
+    assert result.stderr.splitlines()[-1] == f"stratalog: stopped. {told}"

@@ -25,9 +25,9 @@ from numba.core.compiler_lock import global_compiler_lock
 import stratalog
 from store.conftest import OpenStore
 from store.model import QUIET, SMALL, check
-from stratalog import tiered
+from stratalog import helpers, tiered
 from stratalog.errors import StoreClosed, StoreLocked
-from stratalog.kernels import aside, jit
+from stratalog.kernels import aside
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
 from stratalog.tools.verify import verify
@@ -454,12 +454,12 @@ def test_a_fork_waits_for_a_compilation_under_way(tmp_path: Path) -> None:
     is_compiling = threading.Event()
 
     def compile_slowly() -> None:
-        with jit._native_lock, global_compiler_lock:
+        with helpers.load_lock, global_compiler_lock:
             is_compiling.set()
             time.sleep(0.1)
 
     def bind() -> None:
-        with jit._native_lock, global_compiler_lock:
+        with helpers.load_lock, global_compiler_lock:
             pass
 
     thread = threading.Thread(target=compile_slowly)
@@ -497,3 +497,74 @@ def test_opening_in_a_child_takes_no_lock_of_the_standard_library(open_store: Op
     is_over.set()
     thread.join()
     assert said == "done"
+
+
+def test_a_child_knows_no_helpers_of_its_parent() -> None:
+    """A thread of the child may get the identifier of one, and is no helper then."""
+
+    def look() -> None:
+        assert not helpers.helpers
+
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    assert thread.ident
+    helpers.helpers.add(thread.ident)
+    said = in_child(look)
+    helpers.helpers.discard(thread.ident)
+    ended.set()
+    thread.join()
+    assert said == "done"
+
+
+FORK_IN_AN_IMPORT = """
+import os, signal, sys, threading, time
+import stratalog
+_, root, slow = sys.argv
+begun = threading.Event()
+
+class Slowly:
+    def find_spec(self, name, path=None, target=None):
+        if name == slow:
+            begun.set()
+            time.sleep(0.2)
+
+def use():
+    with stratalog.open(root, mode="r") as store:
+        queue = store.queue("t")
+        assert len(list(queue.read())) == queue.read_arrow().num_rows == queue.estimate_count(tags="a") == 3
+        assert len(store.query("t", key="k")) == 3
+    with stratalog.open(f"{root}-{os.getpid()}", small=True) as own:
+        own.put_many("t", [b"body"] * 3)
+        own.append(own.queue("t").read_arrow().select(["body"]), topic="t")
+        assert own.queue("t").max_offset == 6
+
+sys.meta_path.insert(0, Slowly())
+thread = threading.Thread(target=use)
+thread.start()
+assert begun.wait(60), f"nobody imports {slow}"
+if not os.fork():
+    signal.alarm(60)
+    use()
+    os._exit(0)
+assert not os.wait()[1]
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "stratalog.store.opening", "numpy", "numba", "numpy.ma", "stratalog.kernels.jit",
+        "stratalog.store.counting", "stratalog.store.lists", "stratalog.store.arrow", "pyarrow", "pandas",
+        "stratalog.store.special_arrow",
+    ],
+)  # fmt: skip
+def test_a_fork_waits_for_an_import_under_way(slow: str, tmp_path: Path) -> None:
+    """A module's lock that another thread held would never be released in the child."""
+    with stratalog.open(tmp_path / "s", small=True) as store:
+        for _ in range(3):
+            store.put("t", b"body", tags="a", keys="k")
+    command = [sys.executable, "-c", FORK_IN_AN_IMPORT, str(tmp_path / "s"), slow]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,9 @@ import stratalog
 
 WORK = """
 import pathlib, sys, threading
-root, when = sys.argv[1:]
+root, when, loaded = sys.argv[1:]
+if loaded == "before":
+    import stratalog.tools.verify
 def work():
     if when == "thread":
         threading.main_thread().join()
@@ -28,8 +30,9 @@ else:
 """
 
 
+@pytest.mark.parametrize("loaded", ["before", "then"])
 @pytest.mark.parametrize("when", ["thread", "atexit"])
-def test_a_store_is_opened_after_the_main_thread_has_returned(when: str, tmp_path: Path) -> None:
+def test_a_store_is_opened_after_the_main_thread_has_returned(when: str, loaded: str, tmp_path: Path) -> None:
     """The interpreter starts no threads for a pool then: the work is done in the thread that asks."""
     count = 3000
     with stratalog.open(tmp_path / "s", small=True, mapped_file_size_commit_log=32 << 20) as store:
@@ -38,10 +41,29 @@ def test_a_store_is_opened_after_the_main_thread_has_returned(when: str, tmp_pat
     (tmp_path / "s" / "abort").touch()
     (tmp_path / "s" / "checkpoint").unlink()
     done = subprocess.run(
-        [sys.executable, "-c", WORK, str(tmp_path / "s"), when],
+        [sys.executable, "-c", WORK, str(tmp_path / "s"), when, loaded],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.stdout.split("\n")[:3] == [f"r {count + 1} 1", f"w {count + 1} 1", "True"], done.stderr
+
+
+POOL = """
+import threading, time
+from stratalog.helpers import thread_pool
+def work():
+    with thread_pool(2, "stratalog-test") as pool:
+        assert pool.submit(threading.current_thread).result() is not threading.current_thread()
+        threading.main_thread().join()
+        while pool.submit(threading.current_thread).result() is not threading.current_thread():
+            time.sleep(0.001)
+        print("done")
+threading.Thread(target=work).start()
+"""
+
+
+def test_work_goes_on_when_the_main_thread_returns_meanwhile() -> None:
+    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("done\n", "")

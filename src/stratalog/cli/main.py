@@ -16,6 +16,7 @@ from stratalog import __version__
 from stratalog.cli import dump, inspect, offload, put, read, repair, sql, verify
 from stratalog.cli.demo import command as demo
 from stratalog.cli.output import complain
+from stratalog.cli.starting import INTERRUPTED, raise_at_ctrl_c
 from stratalog.cli.streams import OutputLost, discard_output, end_without_output, flush_output, open_streams
 from stratalog.errors import NOTHING_DONE, ConfigurationError, NotInstalled, StratalogError, given_options
 from stratalog.store.os_errors import is_no_thread, next_step
@@ -23,8 +24,6 @@ from stratalog.store.os_errors import is_no_thread, next_step
 PROGRAM = "stratalog"
 """However it was called: shell completion is looked up by this name."""
 FAILED, WRONG_CALL = 1, 2
-INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C ended."""
 
 
 class Commands(TyperGroup):
@@ -32,6 +31,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            raise_at_ctrl_c()
             return super().invoke(ctx)
         except ConfigurationError as error:
             _complain_of(error, str(error))
@@ -127,6 +127,10 @@ def main() -> None:
             raise
     except OutputLost as error:  # while help is shown, or only as the rest is written
         sys.exit(end_without_output(error).exit_code)
+    except KeyboardInterrupt:  # while the last of the output is written
+        complain("stopped")
+        discard_output()
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 import llvmlite.binding
 import numba
 
+from stratalog.helpers import start
 from stratalog.kernels import jit
 from stratalog.kernels.cache import DIRECTORY_MODE
 
@@ -116,4 +117,4 @@ def end_with_parent() -> None:
         sys.stdin.buffer.read()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    start(threading.Thread(target=follow, daemon=True))

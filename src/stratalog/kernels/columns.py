@@ -18,6 +18,8 @@ from stratalog.layout.message import HEAD, HEADS, HOST_V4, Host
 from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import SysFlag
 
+pa.scalar(0)  # the first one imports pandas, where there is one: here within `loading`
+
 _UNIT_SIZE, _UNIT_OFFSET, _UNIT_RECORD_SIZE = UNIT.size, UNIT.position("commit_log_offset"), UNIT.position("size")
 _TOTAL_SIZE = HEAD.position("total_size")
 _BORN_HOST, _STORE_HOST = HEAD.position("born_address"), HEAD.position("store_address")

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+import numpy.ma  # numba would import it with the first array that it is given, outside of `loading`
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from stratalog.helpers import undisturbed
+from stratalog.helpers import loading, no_fork_within
 from stratalog.kernels.cache import distrust
 from stratalog.kernels.halfcompiled import PartCompiler
 
@@ -85,7 +85,7 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     by zero is not checked and array indices are not either.
     """
     dispatcher = _cached(lambda cache: numba.njit(cache=cache, **_OPTIONS)(function))
-    dispatcher._compile_for_args = undisturbed(dispatcher._compile_for_args)  # asked for what is not compiled yet
+    dispatcher._compile_for_args = loading(dispatcher._compile_for_args)  # asked for what is not compiled yet
     return cast(Callable[_P, _R], dispatcher)
 
 
@@ -120,10 +120,7 @@ HOLDS_THE_GIL = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_e
 """Whether a `Native` may be bound: it counts on the interpreter's lock for being atomic."""
 
 _METHOD_FAST, _METHOD_KEYWORDS = 0x80, 0x02
-_native_lock = threading.RLock()
-for _lock in (global_compiler_lock, _native_lock):
-    # A fork waits until other threads have compiled what they are at: in the child their half would never be done.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+no_fork_within(global_compiler_lock)
 
 
 class _MethodDef(ctypes.Structure):
@@ -159,17 +156,19 @@ class Native:
         """The function as a builtin whose `self` is `owner`."""
         if not HOLDS_THE_GIL:
             raise NotImplementedError("needs a CPython with a global interpreter lock")
-        with _native_lock:
-            definition = self._definition = self._definition or undisturbed(self._compiled)()
+        definition = self._definition or loading(self._compiled)()
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
         return cast(Callable[..., Any], make(ctypes.addressof(definition), owner, None))
 
     def _compiled(self) -> _MethodDef:
+        if self._definition:  # by another thread
+            return self._definition
         signature = types.int64(*[types.int64] * 4)
         code = _cached(lambda cache: numba.cfunc(signature, cache=cache, error_model="numpy")(self.function))
         name, text = self.function.__name__.strip("_").removesuffix("_entry"), self.function.__doc__ or ""
         definition = _MethodDef(name.encode(), code.address, _METHOD_FAST | _METHOD_KEYWORDS, text.encode())
         for needed in (definition, code):  # a builtin may outlive this module at the interpreter's end
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(needed))
+        self._definition = definition
         return definition

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from stratalog.helpers import helpers
+from stratalog.helpers import helpers, start
 
 
 class Worker:
@@ -26,7 +26,7 @@ class Worker:
         """Returns when the work has begun."""
         if self._is_helper:
             helpers.add(self._thread)
-        self._thread.start()
+        start(self._thread)
         self._begun.acquire()
 
     def _run(self) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stratalog.errors import ConfigurationError, CorruptData, StoreLocked
+from stratalog.errors import ConfigurationError, CorruptData, StoreLocked, command
 from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, QUARANTINE, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
 from stratalog.store.os_errors import refusing
@@ -56,11 +56,19 @@ def repair(
             check_target(plan.root, to)
             Disk().create_directory(to)
     inside = "Run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
+    root = to or plan.root
     with refusing(what, inside):
-        return _repair(plan, to, clock_ns, step)
+        unqueued = _mend(plan, to, clock_ns, step)
+    with refusing(f"{root} cannot be verified", f"The repair is done: {command('verify', root)} checks it"):
+        step("verify")
+        report = verify(root, settings=plan.settings)
+    if unqueued:
+        report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", unqueued, _UNQUEUED_STEP))
+    return report
 
 
-def _repair(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> VerifyReport:
+def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> str:
+    """Returns which messages are in no queue afterwards."""
     root = plan.root if to is None else _copied(plan.root, to, step)
     unqueued, release = "", Disk().lock(root / LOCK)
     try:
@@ -70,11 +78,7 @@ def _repair(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) ->
         release()
     if to is not None:
         Disk().remove(root / UNFINISHED_COPY)
-    step("verify")
-    report = verify(root, settings=plan.settings)
-    if unqueued:
-        report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", unqueued, _UNQUEUED_STEP))
-    return report
+    return unqueued
 
 
 def refuse_if_locked(root: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
 from stratalog.kernels.index import (
     HEADER_BEGIN_TIMESTAMP,
     HEADER_NEXT_ITEM,
@@ -176,8 +177,10 @@ class IndexCheck:
             elif is_index_name(name):
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
         self._directory, self._item_capacity = root / INDEX, settings.index_item_capacity
-        seal = Checkpoint.load(root, disk).seal
-        self._vouched_end = seal.log_end_offset if seal else 0
+        self._vouched_end = 0
+        with suppress(CorruptData):  # the checkpoint is no file: `check_files` says so
+            if seal := Checkpoint.load(root, disk).seal:
+                self._vouched_end = seal.log_end_offset
         report.index_file_count = len(self._files)
         self._scratch = np.zeros(file_size(1, _SCRATCH_ITEMS), np.uint8)
 

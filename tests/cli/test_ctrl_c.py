@@ -1,0 +1,80 @@
+"""Ctrl-C at points all over a command, from its first import to the last of its output: one line, and no traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+from stratalog.__main__ import main
+
+_, directory, point_count, *arguments = sys.argv
+sys.argv = ["stratalog", *arguments]
+os.umask(0o022)
+
+def run(at):
+    '''In a child, with SIGINT at the n-th call from `end_at_ctrl_c` on: exit code, whether it was sent, all calls.'''
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        sent, count = (os.read(reading, 100).split() + [b"", b"0"])[:2]
+        os.close(reading)
+        return status, bool(int(sent or 0)), int(count)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    count, begun = 0, False
+
+    def profile(frame, event, arg):
+        nonlocal count, begun
+        if event == "return" and frame.f_code.co_name == "end_at_ctrl_c":
+            begun = True
+        elif event == "return" and frame.f_code.co_name == "flush_output":
+            begun = False
+        elif begun and event in ("call", "c_call"):
+            count += 1
+            if count == at:
+                sys.setprofile(None)
+                os.write(writing, b"1 0")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    code = 0
+    sys.setprofile(profile)
+    try:
+        main()
+    except SystemExit as error:
+        code = error.code or 0
+    finally:
+        sys.setprofile(None)
+    if not at:
+        os.write(writing, b"0 %d" % count)
+    sys.exit(code)
+
+_, _, count = run(0)
+assert count > 50_000, count
+near_the_end = range(count - 3, count + 1)
+for at in (*range(1, count, count // int(point_count)), *near_the_end):
+    status, sent, _ = run(at)
+    with open(os.path.join(directory, "err")) as file:
+        said = file.read()
+    if sent:
+        print(at, count, status, said.replace("\\n", "|"))
+"""
+
+
+@pytest.mark.parametrize(("command", "point_count"), [("--help", 16), ("inspect", 6)])
+def test_it_ends_with_one_line_wherever_it_comes(
+    command: str, point_count: int, small_store: Path, tmp_path: Path
+) -> None:
+    given = [command] if command == "--help" else [command, str(small_store)]
+    line = [sys.executable, "-c", PROGRAM, str(tmp_path), str(point_count), *given]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    assert len(said) > point_count
+    for one in said:
+        _, _, text = one.split(maxsplit=2)
+        assert text in ("130 stratalog: stopped|", "130 stratalog: stopped. Nothing was changed|"), one

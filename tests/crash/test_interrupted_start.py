@@ -1,0 +1,138 @@
+"""A signal handler's exception wherever the package starts a thread: it is raised as it is, and no thread half runs."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba.core.compiler_lock import global_compiler_lock
+
+import stratalog
+from crash.interrupts import Dropped, Injector, unraisable_dropped
+from store.model import QUIET, SMALL
+from stratalog import helpers
+from stratalog.helpers import imported, thread_pool
+from stratalog.store import commit_log, next_files, worker
+from stratalog.store.message_store import MessageStore
+
+TRACED = (threading.__file__, helpers.__file__, worker.__file__)
+MODULE = "first_used"
+
+
+def nothing(store: MessageStore) -> None:
+    pass
+
+
+def first_use(store: MessageStore) -> None:
+    sys.modules.pop(MODULE, None)
+    assert imported(MODULE).is_loaded
+
+
+def put_async(store: MessageStore) -> None:
+    future = store._start_futures()
+    assert future
+
+
+def roll(store: MessageStore) -> None:
+    for _ in range(30):
+        store.put("t", b"x" * 3000)
+
+
+def pool(store: MessageStore) -> None:
+    """Waiting for the threads is not looked at: `Future.result` and `Thread.join` are Python."""
+    threads = thread_pool(2, "stratalog-test")
+    try:
+        for _ in range(2):
+            threads.submit(time.sleep, 0.002)
+    finally:
+        Injector._disarm()
+        threads.shutdown()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("stratalog-test")]
+
+
+USES: dict[str, Callable[[MessageStore], None]] = {
+    "open": nothing, "first use": first_use, "put_async": put_async, "next file": roll, "pool": pool,
+}  # fmt: skip
+
+
+def late() -> None:
+    time.sleep(0.01)  # the new thread runs
+    raise Dropped
+
+
+@pytest.mark.parametrize("name", USES)
+def test_the_exception_is_raised_as_it_is_and_the_store_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (next_files, commit_log):
+        monkeypatch.setattr(module, "AHEAD_SIZE_MIN", 0)
+    given: dict[str, Any] = {**SMALL, **QUIET, "flush": "sync"}
+    (tmp_path / f"{MODULE}.py").write_text("is_loaded = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with stratalog.open(tmp_path / "left", **given) as store:
+        store.put("t", b"first")
+
+    def case(injector: Injector, root: Path) -> None:
+        shutil.copytree(tmp_path / "left", root)
+        before = set(threading.enumerate())
+        store = None if name == "open" else stratalog.open(root, **given)
+        try:
+            with injector:
+                if store:
+                    USES[name](store)
+                else:
+                    store = stratalog.open(root, **given)
+        except Dropped:
+            pass
+        if store:
+            USES[name](store)
+            store.put("t", b"second")
+            store.close()
+        with stratalog.open(root, **given) as again:
+            assert again.put("t", b"third").queue_offset == again.queue("t").max_offset - 1
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive(), thread
+        shutil.rmtree(root)
+
+    with unraisable_dropped():
+        counted = Injector(0, returns=name != "open", traced=TRACED)
+        case(counted, tmp_path / "counted")
+        assert len(counted.points) > 20
+        for number in counted.points:
+            raising: dict[str, Any] = {"calls": late} if number % 2 else {"raises": Dropped}
+            injector = Injector(number, returns=name != "open", traced=TRACED, **raising)
+            try:
+                case(injector, tmp_path / str(number))
+            except BaseException as error:
+                error.add_note(f"{injector.point}")
+                raise
+
+
+def test_loading_goes_on_when_a_handler_raises_as_a_process_forks() -> None:
+    """The exception itself is lost: CPython raises none that comes in a fork's callbacks."""
+
+    def fork(injector: Injector) -> None:
+        with unraisable_dropped(), injector:
+            child = os.fork()
+            if not child:
+                os._exit(helpers.is_loading())
+        assert os.waitpid(child, 0)[1] == 0, injector.point
+        assert not helpers.is_loading(), injector.point
+
+    counted = Injector(0, traced=(helpers.__file__,))
+    fork(counted)
+    assert len(counted.points) > 5
+    for number in counted.points:
+        fork(Injector(number, traced=(helpers.__file__,)))
+        fork(Injector(-1, traced=()))
+        assert not helpers._held_by_fork
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(global_compiler_lock._lock.acquire, timeout=10).result(), f"{number}"
+            pool.submit(global_compiler_lock._lock.release).result()
