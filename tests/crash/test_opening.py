@@ -525,6 +525,51 @@ def test_an_offset_that_no_record_has_is_told_where_no_damage_explains_it(number
     assert not verify(root, settings=StoreSettings(**TINY)).ok
 
 
+@pytest.mark.parametrize("more", [1, 100])
+def test_a_message_that_is_left_out_is_counted_once_after_crashes(more: int, folder: Path) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=True)
+    with open_tiny(root) as store:
+        store.put("u", b"not in the index, which goes on at the message before")
+    path, position = place(root, offsets[-1])
+    flip(path, position + HEAD.position("queue_offset"), 1)
+    (root / "queues.snapshot").unlink()
+    for number in range(5):
+        with open_tiny(root) as store:
+            assert [one.commit_log_offset for one in store.recovery.left_out] == [offsets[-1]]
+        store = open_tiny(root)
+        for _ in range(more):
+            store.put("u", b"more")
+        root = crash_copy(store, folder / f"copy-{number}")
+        store.close()
+
+
+@pytest.mark.parametrize("number", [-1, -2, -3])
+def test_an_offset_is_not_given_again_where_damage_moves_the_newest_message(number: int, folder: Path) -> None:
+    root = folder / "store"
+    offsets = filled(root, clean=True)
+    path, position = place(root, offsets[number])
+    flip(path, position + HEAD.position("queue_id") + 3, 4)
+    for _ in range(2):
+        with open_tiny(root) as store:
+            assert [store.queue("t", queue_id).max_offset for queue_id in (0, 1)] == [30, 30]
+
+
+def test_a_crashed_store_without_its_abort_file_keeps_its_index_whole(folder: Path) -> None:
+    with open_tiny(folder / "running") as store:
+        store.put("t", b"closed", keys=["first"])
+    store = open_tiny(folder / "running")
+    for number in range(20):
+        store.put("t", b"crashed", keys=[f"k{number}"])
+    store.dispatch()
+    root = crash_copy(store, folder / "store")
+    store.close()
+    (root / "abort").unlink()
+    with open_tiny(root) as store:
+        store.put("t", b"new", keys=["new"])
+    assert verify(root, settings=StoreSettings(**TINY)).ok
+
+
 @pytest.mark.parametrize("topic", ["t", "u"])
 def test_queues_of_another_store_are_built_again(topic: str, folder: Path) -> None:
     root = folder / "store"

@@ -1,23 +1,26 @@
 """`rebuild`: what dispatch would have written, byte for byte; old files until the new ones are whole."""
 
 import shutil
-from itertools import combinations
+from collections.abc import Callable
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stratalog
-from store.kinds import KINDS, Kind
+from store.kinds import BATCH, KINDS, LIGHT_EXTENDED, LIGHT_KIND, Content, Kind
 from store.kinds import SIZES as KIND_SIZES
-from store.model import log_files
+from store.model import crash_copy, log_files
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked
-from stratalog.layout.light import is_light
+from stratalog.layout.light import MULTI_DISPATCH, is_light
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, INDEX, SNAPSHOT, STAGING, is_index_name, offset_of
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
+from stratalog.store.message_store import MessageStore
+from stratalog.store.record_put import Receipt
 from stratalog.store.snapshot import noted_log
 from stratalog.tools import rebuild as module
 from stratalog.tools.map import map_store
@@ -216,6 +219,70 @@ def test_a_queue_whose_messages_are_damaged_keeps_its_next_offset(root: Path) ->
     assert rebuild(root, settings=GIVEN).damages
     with stratalog.open(root, **SETTINGS) as store:
         assert store.put("late", b"next").queue_offset == 2
+
+
+def _put_rare(store: MessageStore, kind: Kind) -> Receipt:
+    """A message, or a batch of three, in a queue of that kind which has few."""
+    if kind is BATCH:
+        return store.queue("rare").put_batch([b"one" * 30, b"two", b"three"], unique_key="u")
+    light = {MULTI_DISPATCH: "%LMQ%rare"} if kind in (LIGHT_KIND, LIGHT_EXTENDED) else None
+    return store.put("parent" if light else "rare", b"rare" * 30, properties=light)
+
+
+def _ends(root: Path, kind: Kind, **given: Any) -> dict[tuple[str, int], int]:
+    with kind.open(root, **given) as store:
+        return {key: store.queue(*key).max_offset for key in store.queues()}
+
+
+def _flipped(position: int) -> Callable[[bytes], bytes]:
+    return lambda stored: stored[:position] + bytes([stored[position] ^ 1]) + stored[position + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "magic": _flipped(HEAD.position("magic")),
+    "body": _flipped(HEAD.size + 50),
+    "zeros": lambda stored: bytes(len(stored)),
+}
+TOOLS: dict[str, Callable[[Path, Kind, StoreSettings], object]] = {
+    "open": lambda root, kind, settings: kind.open(root).close(),
+    "rebuild": lambda root, kind, settings: rebuild(root, settings=settings),
+    "repair": lambda root, kind, settings: repair(plan_repair(root, settings=settings)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(("count", "damaged"), [(1, 1), (2, 2), (9, 2)])
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "crashed"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_no_tool_gives_the_offset_of_a_damaged_message_again(
+    kind: Kind, is_closed: bool, count: int, damaged: int, how: str, tmp_path: Path
+) -> None:
+    made, root, settings = tmp_path / "made", tmp_path / "store", StoreSettings().override(KIND_SIZES | kind.settings)
+    content = Content()
+    with kind.open(made) as store:
+        if kind is BATCH:
+            store.create_topic("rare", queue_type="BatchCQ")
+        kind.fill(store, content, count=5)
+        rare = [_put_rare(store, kind) for _ in range(count)]
+        kind.fill(store, content, begin=5, count=5)
+        store.dispatch()
+        if not is_closed:
+            made = crash_copy(store, tmp_path / "crashed")
+    shutil.copytree(made, root)
+    ends = _ends(root, kind)
+    for receipt in rare[-damaged:]:
+        path, position = log_place(made, receipt.commit_log_offset)
+        stored = bytearray(path.read_bytes())
+        end = position + receipt.store_size
+        stored[position:end] = DAMAGES[how](bytes(stored[position:end]))
+        path.write_bytes(stored)
+    for tools in product(TOOLS, repeat=2):
+        shutil.rmtree(root)
+        shutil.copytree(made, root)
+        for number, tool in enumerate(tools):
+            TOOLS[tool](root, kind, settings)
+            found = _ends(root, kind, mode="r")
+            assert not {key: found.get(key) for key in ends if found.get(key, 0) < ends[key]}, tools[: number + 1]
 
 
 EVIDENCE = "consumequeue", "index", "checkpoint", "queues.snapshot"

@@ -14,6 +14,8 @@ A unit is sound when it is not zeros and points to a newer record than those bef
 agree with its record as well: it may be the torn rest of one.
 """
 
+from collections.abc import Sequence
+
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
@@ -28,7 +30,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import lacks_extension
-from stratalog.store.log_scan import is_record, newest_before, next_record
+from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
 
 RESTORE_LOG = (
@@ -129,19 +131,27 @@ def _topic_of(record: Record) -> str:
     return record.topic.decode(errors="replace")
 
 
-def drop_torn(log: CommitLog, dispatcher: Dispatcher, *, only_batches: bool) -> dict[UnitQueue, int] | None:
+def drop_torn(
+    log: CommitLog, dispatcher: Dispatcher, damages: Sequence[Damage] = (), *, only_batches: bool
+) -> dict[UnitQueue, int] | None:
     """Drop the newest unit of each queue where it does not agree with the log: it was written in part. Returns these
     queues with their ends before; None when a queue's newest two do not agree: the queues are not of this log.
 
-    `only_batches` says that the snapshot vouches for all other queues.
+    A unit that leads into one of the noted `damages` was written in full: its record was damaged later. `only_batches`
+    says that the snapshot vouches for all other queues.
     """
+
+    def agrees(queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
+        is_damaged = any(damage.begin <= unit[0] < damage.end for damage in damages)
+        return is_damaged or _agrees(log, queue, queue_offset, unit)
+
     torn = []
     for queue in dispatcher.queues.values():
         if queue.last_unit() is None or (only_batches and not isinstance(queue, BatchQueue)):
             continue
         newest, *before = queue.newest_units(2)
-        if not _agrees(log, queue, *newest):
-            if before and not is_filler(*before[0][1][1:3]) and not _agrees(log, queue, *before[0]):
+        if not agrees(queue, *newest):
+            if before and not is_filler(*before[0][1][1:3]) and not agrees(queue, *before[0]):
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id} leads to other messages than its own: all queues are built again"
                 )

@@ -271,7 +271,7 @@ class Index:
         inside = file.end_commit_log_offset < end_offset
         if not inside or self.items(file)[-1]["commit_log_offset"] != file.end_commit_log_offset:
             return False
-        is_closed = clean or file.next_item >= self.item_capacity
+        is_closed = (clean and checked_from >= end_offset) or file.next_item >= self.item_capacity
         is_vouched = is_closed and file.end_commit_log_offset < checked_from
         return is_vouched or self._restore_slots(file, end_offset)
 

@@ -200,7 +200,7 @@ class MessageStore(Uncopied):
         try:
             self.recovery = recover(
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
-                may_be_torn=not clean or bool(damages), untouched=untouched,
+                may_be_torn=not clean or bool(damages), untouched=untouched, damages=damages,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
                 noted=noted if not clean or self._disk.is_draft else (), accept=accept,
                 invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
@@ -215,10 +215,11 @@ class MessageStore(Uncopied):
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
-        earlier = [damage for damage in damages if damage.begin < self.recovery.scanned_from]
-        self.recovery.quarantined = earlier + [one for one in self.recovery.quarantined if one not in earlier]
-        begin = self.recovery.scanned_from
-        self.recovery.left_out[:0] = [one for one in left_out if one.commit_log_offset < begin]
+        found, begin = self.recovery, self.recovery.scanned_from  # some before it may have been found again
+        earlier = [damage for damage in damages if damage.begin < begin]
+        found.quarantined = list({damage.begin: damage for damage in earlier + found.quarantined}.values())
+        passed = [one for one in left_out if one.commit_log_offset < begin]
+        found.left_out = list(dict.fromkeys(passed + found.left_out))
         if self._disk.read_only:
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))

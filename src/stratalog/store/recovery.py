@@ -140,13 +140,15 @@ class Recovery:
 def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     may_be_torn: bool, untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
-    noted: Sequence[QueueEnd] = (), accept: Callable[[Sequence[QueueEnd]], None] = lambda ends: None,
+    damages: Sequence[Damage] = (), noted: Sequence[QueueEnd] = (),
+    accept: Callable[[Sequence[QueueEnd]], None] = lambda ends: None,
     invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
     """Bring log, queues and index to a common state; the log is ready for appending afterwards.
 
     `may_be_torn` says that a crash, this or an earlier one, may have kept a record from being written to its end.
     `untouched` says that nothing has been written to the log since the clean stop: nothing stands after its end then.
+    `damages` are those that were noted there.
     `keep` is called from time to time while queues and index are built: what is built so far may be made durable and
     vouched for. `accept` is called when nothing will be refused any more, before the first change: with what only units
     tell that are about to go, if any; an opening that was killed `noted` it. `invalidate` is called before what is
@@ -162,7 +164,7 @@ def recover(
     seal = checkpoint.seal
     if not untouched:
         check_belonging(log, dispatcher)
-    torn = drop_torn(log, dispatcher, only_batches=untouched)
+    torn = drop_torn(log, dispatcher, damages, only_batches=untouched)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
     if intact and beside_writer and not clean:
@@ -220,7 +222,8 @@ def recover(
         log.end_offset = limit
         return recover(
             log, dispatcher, index, checkpoint, clean=clean, may_be_torn=may_be_torn, untouched=untouched, meter=meter,
-            keep=keep, noted=list(ends.values()), accept=accept, invalidate=invalidate, may_presume=False,
+            keep=keep, damages=damages, noted=list(ends.values()), accept=accept, invalidate=invalidate,
+            may_presume=False,
         )  # fmt: skip
     _end_log(log, end, is_zeroed=untouched and end == vouched_end)
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
@@ -231,6 +234,8 @@ def recover(
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
+        if clean and torn:  # no crash tore its newest unit: the record says something else now, by damage
+            given = max(given, torn.get(queue, 0))
         if queue.end_offset < given:
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
                 queue.keep_end(given, _unused_place(log))
@@ -289,10 +294,13 @@ def _load_index(
     return intact
 
 
-def is_intact(log: CommitLog, dispatcher: Dispatcher, index: Index | None, seal: Seal | None, end_offset: int) -> bool:
+def is_intact(
+    log: CommitLog, dispatcher: Dispatcher, index: Index | None, seal: Seal | None, damages: Sequence[Damage],
+    end_offset: int,
+) -> bool:  # fmt: skip
     """Whether `recover` would leave queues and index of a store that was closed properly as they are. What was loaded
     is good for nothing else afterwards."""
-    torn = drop_torn(log, dispatcher, only_batches=False)
+    torn = drop_torn(log, dispatcher, damages, only_batches=False)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     return _load_index(index, log, seal, end_offset, clean=True, intact=intact, beside_writer=False)
 

@@ -14,21 +14,23 @@ from stratalog.store.dispatch import Dispatcher
 from stratalog.store.evidence import drop_torn, unit_counts
 from stratalog.store.index_file import Index
 from stratalog.store.queue_set import QueueSet
-from stratalog.store.recovery import is_intact
+from stratalog.store.recovery import Damage, is_intact
 from stratalog.store.snapshot import load_queues
 from stratalog.store.topics import Topics
 
 
 @contextmanager
-def _loaded(root: Path, settings: StoreSettings, disk: PrivateDisk) -> Iterator[tuple[CommitLog, Dispatcher]]:
+def _loaded(
+    root: Path, settings: StoreSettings, disk: PrivateDisk
+) -> Iterator[tuple[CommitLog, Dispatcher, list[Damage]]]:
     log = CommitLog(root / COMMIT_LOG, disk, file_size=settings.commit_log_file_size)
     queues = QueueSet(root, log, disk, settings, Topics(root, disk))
     dispatcher = Dispatcher(log, None, queues, delay_levels=settings.message_delay_level)
     try:
         log.load()
         queues.load()
-        load_queues(root, disk, dispatcher, log, None, lock=None)
-        yield log, dispatcher
+        _, damages, _ = load_queues(root, disk, dispatcher, log, None, lock=None)
+        yield log, dispatcher, damages
     finally:
         dispatcher.close()
         log.close()
@@ -36,8 +38,8 @@ def _loaded(root: Path, settings: StoreSettings, disk: PrivateDisk) -> Iterator[
 
 def counted_queues(root: Path, settings: StoreSettings, log_end: int) -> tuple[int, int]:
     """Queues with units below a log offset, and those units, as a clean-shutdown marker counts them."""
-    with _loaded(root, settings, PrivateDisk()) as (log, dispatcher):
-        drop_torn(log, dispatcher, only_batches=False)
+    with _loaded(root, settings, PrivateDisk()) as (log, dispatcher, damages):
+        drop_torn(log, dispatcher, damages, only_batches=False)
         return unit_counts(dispatcher, log_end)
 
 
@@ -49,9 +51,9 @@ def is_rebuilt_by_opening(root: Path, settings: StoreSettings, log_end: int) -> 
             root, disk, slot_count=settings.index_slot_count, item_capacity=settings.index_item_capacity,
             with_tags=settings.compatibility != "5.3", clock_ns=time.time_ns,
         )  # fmt: skip
-    with _loaded(root, settings, disk) as (log, dispatcher):
+    with _loaded(root, settings, disk) as (log, dispatcher, damages):
         try:
-            return not is_intact(log, dispatcher, index, Checkpoint.load(root, disk).seal, log_end)
+            return not is_intact(log, dispatcher, index, Checkpoint.load(root, disk).seal, damages, log_end)
         finally:
             if index:
                 index.close()
