@@ -136,8 +136,9 @@ def build_units(
 
     `positions` are those of a scan from `address`; `base_offset` is the log offset of position 0. Unit i goes to
     `units[20 * i:]` and the row of its queue to `rows_queue[i]`: NO_ROW for a record that enters no queue (prepared,
-    rolled back) or whose queue offset is behind its queue (dispatched before). `schedule_delays_ms` is by level, entry
-    0 unused. Returns (next record, `UnitStatus`); anything but DONE says what to do before calling again from there.
+    rolled back), that lies before the queue's newest unit (QUEUE_NEWS), or whose queue offset is behind its queue
+    (dispatched before). `schedule_delays_ms` is by level, entry 0 unused. Returns (next record, `UnitStatus`); anything
+    but DONE says what to do before calling again from there.
     """
     for i in range(first, count):
         if i + PREFETCH_RECORDS < count:
@@ -154,6 +155,8 @@ def build_units(
         kind = queues[row, QUEUE_KIND]
         if kind > _SCHEDULE and (kind != _LIGHT or _names_light_queues(record)):
             return i, _NEEDS_MORE
+        if base_offset + positions[i] + 1 < queues[row, QUEUE_NEWS]:
+            continue
         queue_offset = load_i64(record + _QUEUE_OFFSET)
         if queue_offset > queues[row, QUEUE_NEXT_OFFSET]:
             return i, _GAP

@@ -102,6 +102,14 @@ class LeftOut(NamedTuple):
     queue_offset: int
 
 
+class QueueBegin(NamedTuple):
+    """The first message of a queue. Records of the queue that lie before it and have no smaller queue offset are of a
+    topic that was deleted and created again."""
+
+    queue_offset: int
+    commit_log_offset: int
+
+
 class Dispatcher:
     """Turns the log into queue units and index items.
 
@@ -130,6 +138,8 @@ class Dispatcher:
         self.notes: list[str] = []
         self.left_out: dict[tuple[int, str], LeftOut] = {}
         """By log offset and topic."""
+        self.begins: dict[tuple[str, int], QueueBegin] = {}
+        """Where queues begin, if their first units agree with the records."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -176,19 +186,23 @@ class Dispatcher:
     def _register(self, topic: str, queue_id: int, queue_offset: int, commit_log_offset: int) -> int:
         """Add a queue to the table, with its first message from here on; one whose name cannot be a directory gets no
         units."""
-        queue, kind = None, QueueKind.PLAIN
+        queue, kind, newest = None, QueueKind.PLAIN, -1
         if is_topic(topic) and queue_id >= 0:
             queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
-            if self._set.beside_writer:
-                queue.truncate(commit_log_offset)  # units from here on may be later than the log was looked at
-            if self._from_begin or not queue.end_offset:
+            begin = self.begins.get((topic, queue_id))
+            if begin and begin.queue_offset <= queue_offset:
+                newest = begin.commit_log_offset
+            if self._set.beside_writer:  # units from here on may be later than the log was looked at
+                queue.truncate(max(commit_log_offset, newest))
+            if newest < 0 and (self._from_begin or not queue.end_offset):
                 queue.begin_before(queue_offset, commit_log_offset)
         else:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
-        row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, _next_of(queue), kind=kind)
+        next_offset = max(_next_of(queue), newest) if isinstance(queue, BatchQueue) else _next_of(queue)
+        row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
         if isinstance(queue, ConsumeQueue):
-            self._table.rows[row][QUEUE_NEWS] = 1 + max(0, queue.newest()[0] if queue.unit_count else 0)
+            self._table.rows[row][QUEUE_NEWS] = 1 + max(0, newest, queue.newest()[0] if queue.unit_count else 0)
         return row
 
     def _leave_out(self, place: LeftOut, why: str) -> None:
@@ -358,7 +372,8 @@ class Dispatcher:
         if row is None:
             row = self._register(name, LIGHT_QUEUE_ID, queue_offset, commit_log_offset)
             newest = self._plain(row).last_unit()
-            self._light_known[row] = newest[0] if newest else -1
+            before = int(self._table.rows[row][QUEUE_NEWS]) - 2
+            self._light_known[row] = max(before, newest[0] if newest else -1)
         if commit_log_offset <= self._light_known.get(row, -1):
             return  # though its place is another than its offset, see `layout.light`
         next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])

@@ -10,6 +10,9 @@ RocketMQ's checkpoint proves neither. After a crash it says where torn units may
 a seal that holds, the whole log is read: units that are there stay, missing ones are added. (Beside a process that
 writes the store, queues are taken as that process has them.)
 
+Older records of a queue whose offsets its units have are of a topic that was deleted and created again. The newest unit
+that is kept, or the first one if it agrees with its record, says where those end; they are never added.
+
 A unit is sound when it is not zeros and points to a newer record than those before it. A queue's newest sound unit must
 agree with its record as well: it may be the torn rest of one.
 """
@@ -28,7 +31,7 @@ from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
-from stratalog.store.dispatch import Dispatcher
+from stratalog.store.dispatch import Dispatcher, QueueBegin
 from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
@@ -180,6 +183,23 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     tags = string_hash(find_property(record.properties, TAGS.encode()) or "")
     is_other = queue.topic == SCHEDULE_TOPIC or is_extension_address(tags_code)
     return is_other or tags_code == tags
+
+
+def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
+    """Where a queue's messages begin, if its first unit leads to a whole record of that offset."""
+    number = queue.min_offset(log.first_offset)
+    if number >= queue.end_offset:
+        return None
+    commit_log_offset, size, _ = queue.unit(number)
+    record = _record_at(log, commit_log_offset)
+    is_own = record is not None and record.total_size == size and has_place(record, queue.topic, queue.queue_id, number)
+    return QueueBegin(number, commit_log_offset) if is_own else None
+
+
+def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
+    """Whether a record says of itself that it has that offset in a queue, its own one or a light queue."""
+    own = _topic_of(record), record.queue_id, record.queue_offset
+    return own == (topic, queue_id, queue_offset) or light_offset(record.properties, topic) == queue_offset
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

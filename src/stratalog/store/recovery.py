@@ -36,6 +36,8 @@ The files as a whole are in one of these states; what is refused is refused befo
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue that begins after messages of the    the files in front of it were lost: it is built again
       log, where no seal vouches
+    a queue that begins at a message after       the topic was deleted and created again: older messages of it
+      others of no smaller queue offset            are not added
     a queue with zeros, or with units that are   it ends there: what follows is built again
       not in the log's order
     a newest unit that says something else than  it was written in part: it is built again
@@ -73,8 +75,15 @@ from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, LeftOut, may_be_lost
-from stratalog.store.evidence import check_belonging, checkpointed, drop_torn, queues_are_intact, sealed_start
+from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, LeftOut, QueueBegin, may_be_lost
+from stratalog.store.evidence import (
+    check_belonging,
+    checkpointed,
+    drop_torn,
+    live_begin,
+    queues_are_intact,
+    sealed_start,
+)
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record
@@ -210,6 +219,12 @@ def recover(
         kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
+        for one in noted:
+            if one.begin:
+                dispatcher.begins[one.topic, one.queue_id] = QueueBegin(*one.begin)
+        for queue in [] if is_sealed and intact else queues:
+            if live := live_begin(log, queue):
+                dispatcher.begins.setdefault((queue.topic, queue.queue_id), live)
         for queue in queues:
             queue.rewind(min(kept_end, end))
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)

@@ -70,6 +70,8 @@ class QueueEnd(msgspec.Struct, array_like=True, frozen=True):
     """The queue offset after the newest that was given to a message of the log."""
     known_end: _UnitOffset
     """The same of a message that the queue knew, though the log ends before it."""
+    begin: tuple[_UnitOffset, _Offset] | None = None
+    """Queue offset and log offset of its first message, where a rebuild builds queues without the old ones."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True):

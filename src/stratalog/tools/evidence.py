@@ -23,19 +23,20 @@ from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk
-from stratalog.store.dispatch import may_be_lost
+from stratalog.store.dispatch import QueueBegin, may_be_lost
+from stratalog.store.evidence import has_place
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import queue_directories
+from stratalog.tools.verify_files import queue_directories, record_at
 
 QueueKey = tuple[str, int]
 _GATHER_COUNT = 1 << 14
@@ -351,6 +352,9 @@ class Evidence:
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
+        if agrees[:1].any():  # records before are of a topic that was deleted and created again
+            is_deleted = (queue.offsets < offsets[0]) & (queue.numbers >= numbers[0])
+            queue.remove(np.flatnonzero(is_deleted).tolist())
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
@@ -439,6 +443,20 @@ def written_units(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple
         columns = (numbers, units["commit_log_offset"], units["size"], counts, units["tags_code"])
         in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
         yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
+
+
+def live_begin(root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk) -> QueueBegin | None:
+    """Where a queue's messages begin, if the first of its units that leads into the log leads to a whole record of that
+    offset. Raises `OSError` for what cannot be read."""
+    starts = map(offset_of, disk.files(root / COMMIT_LOG))
+    log_begin = min((start for start in starts if start is not None), default=0)
+    for numbers, offsets, _, _, tags_codes in written_units(directory, layout, disk):
+        led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
+        if led.size:
+            begin = QueueBegin(int(numbers[led[0]]), int(offsets[led[0]]))
+            record = record_at(root, begin.commit_log_offset, disk)
+            return begin if record and has_place(record, *queue, begin.queue_offset) else None
+    return None
 
 
 def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size: int) -> None:

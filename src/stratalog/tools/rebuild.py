@@ -47,7 +47,7 @@ from stratalog.store.snapshot import QueueEnd, note_damages, note_ends, noted_en
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
-from stratalog.tools.evidence import written_units
+from stratalog.tools.evidence import live_begin, written_units
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
@@ -332,6 +332,15 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
                 yield QueueEnd(topic, queue_id, lost, 0)
 
 
+def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
+    """Where the messages of each queue begin. Only its units tell those of a topic that was deleted and created again
+    from those of the earlier one."""
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            if begin := live_begin(root, (topic, queue_id), directory, layout, disk):
+                yield QueueEnd(topic, queue_id, 0, 0, begin)
+
+
 def _prepare(
     root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "",
     ends: Collection[QueueEnd] = (),
@@ -352,7 +361,7 @@ def _prepare(
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
     known = noted_ends(root, disk) if disk.exists(root / names.ABORT) else ()  # else another has opened it since
-    if noted := [*known, *ends]:
+    if noted := [*_begins(root, disk), *known, *ends]:  # of two for a queue the later one tells its end
         note_ends(staging, disk, noted, 0)
     for topic in filter(is_light, [*disk.directories(root / names.CONSUME_QUEUE), light_queue]):
         disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # see `has_light_queues`

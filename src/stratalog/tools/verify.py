@@ -132,6 +132,11 @@ def _verify(
                     done.result()
         for check in checks:
             check.finish()
+    if report.deleted_count:
+        report.notes.append(
+            f"{root}: messages of topics that were deleted and created again: {report.deleted_count:,}; their queues "
+            "begin after them"
+        )
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
     if report.ok and report.clean and not report.is_live and is_rebuilt_by_opening(root, settings, report.log_end):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
-from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEXT_OFFSET, QueueKind
+from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEWS, QUEUE_NEXT_OFFSET, QueueKind
 from stratalog.layout.light import allows_light, is_light
 from stratalog.layout.message import Record, decode_record
 from stratalog.layout.names import (
@@ -30,7 +30,8 @@ from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_fille
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
-from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
+from stratalog.store.dispatch import QueueBegin, QueueTable, may_be_lost, next_of_queue
+from stratalog.store.evidence import has_place
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
@@ -38,7 +39,7 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import SET_TYPE, batches_outside
 from stratalog.tools.light import first_light
-from stratalog.tools.verify_files import is_of_other_type
+from stratalog.tools.verify_files import is_of_other_type, record_at
 from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
@@ -107,6 +108,17 @@ class _QueueFiles:
         start = queue_offset - queue_offset % self._units_per_file
         return str(self.directory / offset_name(start * UNIT.size)), (queue_offset - start) * UNIT.size
 
+    def begin(self, log_begin: int) -> QueueBegin | None:
+        """What the first unit that leads into the log says."""
+        for low, high in self.ranges():
+            for first in range(low, high, CHUNK_RECORDS):
+                stored = self.units(first, min(CHUNK_RECORDS, high - first))
+                led = (stored["size"] > 0) & ~fillers(stored) & (stored["commit_log_offset"] >= log_begin)
+                if led.any():
+                    number = int(led.argmax())
+                    return QueueBegin(first + number, int(stored["commit_log_offset"][number]))
+        return None
+
     def ranges(self) -> list[tuple[int, int]]:
         """Queue offsets that the files have room for, as [first, end) a file."""
         return [(start, start + self._units_per_file) for start in sorted(self._files)]
@@ -159,7 +171,7 @@ class QueueCheck:
     def _step(self, chunk: Chunk, done: int, count: int) -> int:
         """Compare units from record `done` on, up to `count` or to one that needs more than a kernel does."""
         begin, status = done, UnitStatus.GAP
-        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP):
+        while status in (UnitStatus.UNKNOWN_QUEUE, UnitStatus.GAP, UnitStatus.BEHIND):
             done, found = build_units(
                 chunk.file.address, chunk.positions, done, count, chunk.base_offset, self._table.rows,
                 self._table.table, self._units, self._rows, self._delays,
@@ -169,7 +181,8 @@ class QueueCheck:
                 self._register(self._record(chunk, done))
                 continue
             self._compare(chunk, begin, done)
-            self._report_passed_over(chunk, begin, done)
+            self._report_passed_over(chunk, begin, done + (status == UnitStatus.BEHIND))
+            done += status == UnitStatus.BEHIND
             begin = done
             if status == UnitStatus.GAP and not self._pass_gap(chunk, done):
                 begin = done = done + 1
@@ -215,9 +228,21 @@ class QueueCheck:
             files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
             if topic not in self._topics.configs and self._report.is_unreadable(self._root / BATCH_CONSUME_QUEUE):
                 files = files if files and files.ranges() else None  # it may be a batch topic
-        row = self._table.add(topic, record.queue_id, record.queue_offset, kind=kind)
+        first, begin = record.queue_offset, files.begin(self._report.log_begin) if files else None
+        is_later = begin and begin.queue_offset <= first and begin.commit_log_offset > record.commit_log_offset
+        if not (begin and is_later and self._leads_to_own(topic, record.queue_id, begin)):
+            begin = None
+        first = begin.queue_offset if begin else first
+        row = self._table.add(topic, record.queue_id, first, kind=kind)
+        self._table.rows[row][QUEUE_NEWS] = begin.commit_log_offset + 1 if begin else 0
         self._row_of[topic, record.queue_id] = row
-        self._by_row.append(_Expected(files, record.queue_offset) if files else None)
+        self._by_row.append(_Expected(files, first) if files else None)
+
+    def _leads_to_own(self, topic: str, queue_id: int, begin: QueueBegin) -> bool:
+        with contextlib.suppress(Unreadable):
+            record = record_at(self._root, begin.commit_log_offset, self._disk)
+            return record is not None and has_place(record, topic, queue_id, begin.queue_offset)
+        return False
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
         return _QueueFiles(
@@ -252,7 +277,9 @@ class QueueCheck:
             record = self._record(chunk, number)
             row = self._row_of.get((_topic_of(record), record.queue_id))
             queue = self._by_row[row] if row is not None and enters_queue(record.sys_flag) else None
-            if queue is not None:
+            if row is not None and record.commit_log_offset + 1 < self._table.rows[row][QUEUE_NEWS]:
+                self._report.deleted_count += queue is not None
+            elif queue is not None:
                 self._report.add(
                     Problem(
                         "log", str(chunk.file.path), int(chunk.positions[number]),

@@ -62,6 +62,8 @@ class VerifyReport:
     """Bytes of a record after the log's end that was never finished; the next opening for writing cuts them off."""
     gone_count: int = 0
     """Messages before the log's first file that queues still name: removed by retention, or lost with a file."""
+    deleted_count: int = 0
+    """Messages of topics that were deleted and created again: the queues begin after them."""
     units_behind: int = 0
     index_items_behind: int = 0
     damages: list[Damage] = field(default_factory=list)

@@ -3,6 +3,7 @@
 What the log calls for is collected while it is walked, and compared with the files at the end.
 """
 
+import contextlib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +20,9 @@ from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.dispatch import may_be_lost
+from stratalog.store.dispatch import QueueBegin, may_be_lost
 from stratalog.tools.batches import contradiction_of
+from stratalog.tools.evidence import live_begin
 from stratalog.tools.verify_report import REPAIR, Problem, Unreadable, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -38,6 +40,7 @@ class _Expected:
         self.layout = layout
         self.numbers: list[int] = []
         self.units = bytearray()
+        self.begin: QueueBegin | None = None
         self.end = self.newest = 0
         """Of a batch queue: the offset after the last unit's, and that unit's log offset."""
 
@@ -68,6 +71,8 @@ class SpecialQueues:
                 )
             )  # fmt: skip
         queue = self._queue(topic, record.queue_id, BATCH_UNIT)
+        if self._is_deleted(queue, record.queue_offset, record):
+            return
         ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
         following = next_offset() if ahead > 0 else None
         is_contradicted = following is not None and queue.end <= following <= record.queue_offset
@@ -96,15 +101,26 @@ class SpecialQueues:
     def take_own(self, topic: str, queue_offset: int, record: Record) -> None:
         """A record stands in a light queue at an offset."""
         queue = self._queue(topic, LIGHT_QUEUE_ID, UNIT)
+        if self._is_deleted(queue, queue_offset, record):
+            return
         if not queue.numbers or queue_offset > queue.numbers[-1]:
             queue.numbers.append(queue_offset)
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
+
+    def _is_deleted(self, queue: _Expected, queue_offset: int, record: Record) -> bool:
+        """Whether a record is of an earlier topic of the queue's name."""
+        begin = queue.begin
+        is_deleted = begin and begin.queue_offset <= queue_offset and record.commit_log_offset < begin.commit_log_offset
+        self._report.deleted_count += bool(is_deleted)
+        return bool(is_deleted)
 
     def _queue(self, topic: str, queue_id: int, layout: Layout) -> _Expected:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             tree = BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else CONSUME_QUEUE
             queue = self._queues[topic, queue_id] = _Expected(self._root / tree / topic / str(queue_id), layout)
+            with contextlib.suppress(Unreadable):
+                queue.begin = live_begin(self._root, (topic, queue_id), queue.directory, layout, self._disk)
         return queue
 
     def finish(self) -> None:

@@ -7,6 +7,7 @@ import java.nio.file.Path;
 import java.nio.file.Paths;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.BrokerConfig;
@@ -70,6 +71,8 @@ final class LocalStore {
                 return look(request);
             case "ask":
                 return ask(request);
+            case "delete":
+                return new JSONObject().fluentPut("deleted", store.deleteTopics(Set.copyOf(request.getJSONArray("names").toJavaList(String.class))));
             case "close":
                 store.shutdown();
                 store = null;
@@ -121,7 +124,7 @@ final class LocalStore {
         MixAll.properties2Object(settings, config);
         BrokerConfig broker = new BrokerConfig();
         ConcurrentHashMap<String, TopicConfig> topics = new ConcurrentHashMap<>(read(request));
-        store = new DefaultMessageStore(config, new BrokerStatsManager(broker.getBrokerClusterName(), false),
+        store = new DefaultMessageStore(config, new BrokerStatsManager(broker.getBrokerClusterName(), true),
             (topic, queueId, offset, tagsCode, time, bits, properties) -> { }, broker, topics);
         JSONObject answer = new JSONObject(true).fluentPut("loaded", store.load());
         if (answer.getBooleanValue("loaded")) {

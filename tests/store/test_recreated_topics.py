@@ -1,0 +1,166 @@
+"""Topics that RocketMQ deleted and created again: the log holds messages of both, the queues those of the second."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Kind, read_on
+from store.model import Clock
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
+from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, SNAPSHOT
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.disk import Disk
+from stratalog.store.message_store import MessageStore
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+OLD = 30
+FEWER, AS_MANY, MORE = 14, 30, 46
+
+
+def delete(store: MessageStore, kind: Kind) -> None:
+    """What RocketMQ's `deleteTopics` does to a kind's queues: their units go, and offsets begin at 0 again."""
+    store.dispatch()
+    dispatcher = store._dispatcher
+    for key in kind.queues:
+        dispatcher.queue(*key).truncate(0)
+        queue = store.queue(*key)
+        _, position, _ = queue.advanced(0)
+        queue.words.view[position] = 0
+    dispatcher.start_at(dispatcher.progress.offset)
+
+
+def unseal(root: Path) -> None:
+    """Without what only stratalog writes, as RocketMQ leaves a store."""
+    (root / SNAPSHOT).unlink(missing_ok=True)
+    replace(Checkpoint.load(root, Disk()), seal=None).store(root, Disk())
+
+
+def killed(root: Path) -> None:
+    unseal(root)
+    (root / CHECKPOINT).unlink()
+    (root / ABORT).touch()
+
+
+def without_index(root: Path) -> None:
+    shutil.rmtree(root / INDEX)
+
+
+def units_gone(root: Path) -> None:
+    """Of another topic's queue: all queues are built again."""
+    shutil.rmtree(root / "consumequeue" / "other")
+
+
+STATES: dict[str, Callable[[Path], None]] = {
+    "closed": lambda root: None,
+    "closed by RocketMQ": unseal,
+    "killed": killed,
+    "killed with a seal": lambda root: (root / ABORT).touch(),
+    "index gone": without_index,
+    "a queue gone": units_gone,
+}
+
+
+def opened(kind: Kind, root: Path) -> None:
+    for _ in range(2):
+        kind.open(root).close()
+
+
+def repaired(kind: Kind, root: Path) -> None:
+    plan = plan_repair(root, settings=settings_of(kind))
+    assert not plan.lost
+    repair(plan)
+
+
+PATHS: dict[str, Callable[[Kind, Path], object]] = {
+    "read": lambda kind, root: None,
+    "opened": opened,
+    "rebuilt": lambda kind, root: rebuild(root, settings=settings_of(kind)),
+    "repaired": repaired,
+}
+
+
+def settings_of(kind: Kind) -> StoreSettings:
+    return StoreSettings().override({**SIZES, **kind.settings})
+
+
+def made(kind: Kind, root: Path, count: int) -> Content:
+    """A store whose topic was created again; and what it holds."""
+    content, other = Content(), 0
+    with kind.open(root, clock_ns=Clock()) as store:
+        for number in range(OLD + count):
+            if number == OLD:
+                delete(store, kind)
+                content = Content()
+            kind.put(store, number, content)
+            other = store.put("other", b"%d" % number).queue_offset + 1
+    assert other == OLD + count
+    return content
+
+
+def check(kind: Kind, root: Path, content: Content, other: int) -> None:
+    with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            assert read_on(store.queue(*key)) == (content.queues[key], [], set())
+            assert store.queue(*key).max_offset == len(content.queues[key])
+        assert store.queue("other").max_offset == other
+        assert not store.recovery.left_out
+
+
+CASES = [("closed by RocketMQ", FEWER), ("closed by RocketMQ", AS_MANY), ("closed by RocketMQ", MORE),
+         ("killed", FEWER), ("killed", AS_MANY), ("killed", MORE),
+         ("closed", FEWER), ("killed with a seal", MORE), ("index gone", FEWER), ("a queue gone", MORE)]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("state", "count"), CASES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_messages_of_the_second_topic_are_served(
+    tmp_path: Path, kind: Kind, state: str, count: int, path: str
+) -> None:  # fmt: skip
+    content = made(kind, tmp_path, count)
+    STATES[state](tmp_path)
+    PATHS[path](kind, tmp_path)
+    check(kind, tmp_path, content, OLD + count)
+    with kind.open(tmp_path, clock_ns=Clock()) as store:
+        kind.fill(store, content, begin=OLD + count, count=6)
+    check(kind, tmp_path, content, OLD + count)
+    report = verify(tmp_path, settings=settings_of(kind))
+    assert report.ok, report.problems[:3]
+    assert report.deleted_count >= OLD
+
+
+@pytest.mark.parametrize("count", [FEWER, MORE])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_reader_beside_the_writer_sees_the_second_topic(tmp_path: Path, kind: Kind, count: int) -> None:
+    content = made(kind, tmp_path, count)
+    unseal(tmp_path)
+    with kind.open(tmp_path):
+        unseal(tmp_path)
+        check(kind, tmp_path, content, OLD + count)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "light beside extended"], ids=str)
+@pytest.mark.parametrize("count", [FEWER, MORE])
+def test_without_their_queues_the_second_topics_messages_are_named(tmp_path: Path, kind: Kind, count: int) -> None:
+    """The log alone does not tell a topic that was created again from damage."""
+    made(kind, tmp_path, count)
+    unseal(tmp_path)
+    for key in kind.queues:
+        for path in kind.files(tmp_path, key):
+            path.unlink()
+    if kind is LIGHT_KIND:
+        assert rebuild(tmp_path, settings=settings_of(kind)).left_out
+    else:
+        with pytest.raises(CorruptData, match="would be missing"):
+            rebuild(tmp_path, settings=settings_of(kind))
+        assert not verify(tmp_path, settings=settings_of(kind)).ok
+    with kind.open(tmp_path) as store:
+        assert store.recovery.left_out
+        assert store.recovery.warning
