@@ -10,7 +10,9 @@ import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from functools import partial
 from importlib import import_module
+from operator import methodcaller
 from queue import SimpleQueue
 from typing import Any
 
@@ -103,36 +105,44 @@ def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
 
 load_lock = threading.RLock()
 """Held by who imports or compiles; the first of the locks that a fork waits for."""
-_fork_waits_for: list[Any] = []
-_held_by_fork: list[Any] = []
+
+
+_compiler_lock: list[Any] = []
 
 
 def no_fork_within(lock: Any) -> None:
-    """A fork waits until no other thread holds this reentrant lock. A thread that loads takes it after `load_lock`."""
-    _fork_waits_for.append(lock)
+    """A fork waits until no other thread holds this `RLock` (there is one). A thread that loads takes it after
+    `load_lock`."""
+    _compiler_lock[:] = [lock]
 
 
-def _before_fork() -> None:
-    for lock in _fork_waits_for:
-        _held_by_fork.append(lock)
-        lock.acquire()
-
-
-def _after_fork() -> None:
-    while _held_by_fork:  # where a signal handler raises, the next fork releases them
-        with contextlib.suppress(RuntimeError):  # it had not been acquired
-            _held_by_fork[-1].release()
-        _held_by_fork.pop()
+def _hold(locks: list[Any]) -> None:
+    """Wait until this thread has them, also where signal handlers raise: a fork drops that, and goes on."""
+    try:
+        for lock in locks:
+            while not lock._is_owned():
+                try:
+                    lock.acquire()
+                except BaseException:  # noqa: BLE001
+                    continue
+    except BaseException:  # noqa: BLE001
+        _hold(locks)
 
 
 def _after_fork_in_child() -> None:
-    _after_fork()
     helpers.intersection_update({threading.get_ident(), threading.current_thread()})  # the others' numbers come again
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-# Acquired before `_before_fork`, and without Python code: a signal handler that raises there leaves it free.
-os.register_at_fork(before=load_lock.acquire, after_in_parent=load_lock.release, after_in_child=load_lock.release)
+os.register_at_fork(after_in_child=_after_fork_in_child)
+for _locks in (_compiler_lock, [load_lock]):  # what is registered last is acquired first
+    for _ in range(2):  # a handler that raises as the first begins leaves it to the other
+        os.register_at_fork(before=partial(_hold, _locks))
+    # What must be done once is done in C, where no handler runs: `sorted` calls it for the lock in the list.
+    _release = partial(sorted, _locks, key=methodcaller("release"))
+    os.register_at_fork(
+        before=partial(sorted, _locks, key=methodcaller("acquire", False)),
+        after_in_parent=_release, after_in_child=_release,
+    )  # fmt: skip
 
 
 def is_loading() -> bool:

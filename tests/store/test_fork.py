@@ -23,6 +23,7 @@ import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
 import stratalog
+from crash.interrupts import Dropped
 from store.conftest import OpenStore
 from store.model import QUIET, SMALL, check
 from stratalog import helpers, tiered
@@ -449,24 +450,60 @@ def test_a_copy_of_the_directory_does_not_release_the_lock(open_store: OpenStore
     store.put("t", b"two")
 
 
-def test_a_fork_waits_for_a_compilation_under_way(tmp_path: Path) -> None:
-    """A compiler's lock that another thread held would never be released in the child."""
-    is_compiling = threading.Event()
+@pytest.mark.parametrize("kills", [0, 100])
+@pytest.mark.parametrize(("locks", "own"), [("L", ""), ("C", ""), ("LC", ""), ("C", "L"), ("", "LC")])
+def test_a_fork_waits_for_a_compilation_under_way(locks: str, own: str, kills: int) -> None:
+    """A compiler's lock that another thread held would never be released in the child. Signal handlers may raise
+    meanwhile; and who forks may hold a lock."""
+    is_compiling, main, forking = threading.Event(), threading.get_ident(), list[int]()
+
+    def late(*given: object) -> None:
+        if forking:
+            raise Dropped
+
+    @contextlib.contextmanager
+    def held(locks: str) -> Iterator[None]:
+        none = contextlib.nullcontext()
+        with helpers.load_lock if "L" in locks else none, global_compiler_lock if "C" in locks else none:
+            yield
 
     def compile_slowly() -> None:
-        with helpers.load_lock, global_compiler_lock:
+        with held(locks):
             is_compiling.set()
+            for _ in range(kills if locks else 0):
+                time.sleep(0.001)
+                signal.pthread_kill(main, signal.SIGUSR1)
             time.sleep(0.1)
 
+    def fork(real: Callable[[], int] = os.fork) -> int:
+        while True:
+            try:
+                forking.append(1)
+                return real()
+            except Dropped:
+                pass
+            finally:
+                forking.clear()
+
     def bind() -> None:
-        with helpers.load_lock, global_compiler_lock:
+        with held("LC"):
             pass
 
+    before = signal.signal(signal.SIGUSR1, late)
     thread = threading.Thread(target=compile_slowly)
-    thread.start()
-    assert is_compiling.wait(10)
-    assert in_child(bind) == "done"
-    thread.join()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fork", fork)
+            thread.start()
+            assert is_compiling.wait(10)
+            with held(own):
+                assert in_child(bind) == "done"
+                thread.join()
+        for _ in range(2):
+            assert in_child(bind) == "done"
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
     assert on_thread(lambda: str(bind())) == "None"
 
 
@@ -520,14 +557,34 @@ def test_a_child_knows_no_helpers_of_its_parent() -> None:
 FORK_IN_AN_IMPORT = """
 import os, signal, sys, threading, time
 import stratalog
-_, root, slow = sys.argv
-begun = threading.Event()
+_, root, slow, kills = sys.argv
+begun, forking, main = threading.Event(), [], threading.get_ident()
+
+class Late(Exception):
+    pass
+
+def late(*given):
+    if forking:
+        raise Late
 
 class Slowly:
     def find_spec(self, name, path=None, target=None):
         if name == slow:
             begun.set()
+            for _ in range(int(kills)):
+                time.sleep(0.002)
+                signal.pthread_kill(main, signal.SIGUSR1)
             time.sleep(0.2)
+
+def fork():
+    while True:
+        try:
+            forking.append(1)
+            return os.fork()
+        except Late:
+            pass
+        finally:
+            forking.clear()
 
 def use():
     with stratalog.open(root, mode="r") as store:
@@ -539,16 +596,23 @@ def use():
         own.append(own.queue("t").read_arrow().select(["body"]), topic="t")
         assert own.queue("t").max_offset == 6
 
+signal.signal(signal.SIGUSR1, late)
 sys.meta_path.insert(0, Slowly())
 thread = threading.Thread(target=use)
 thread.start()
 assert begun.wait(60), f"nobody imports {slow}"
-if not os.fork():
+if not fork():
     signal.alarm(60)
     use()
-    os._exit(0)
+    if not os.fork():
+        use()
+        os._exit(0)
+    os._exit(os.wait()[1] != 0)
 assert not os.wait()[1]
 thread.join()
+if not os.fork():
+    os._exit(0)
+assert not os.wait()[1]
 """
 
 
@@ -560,11 +624,13 @@ thread.join()
         "stratalog.store.special_arrow",
     ],
 )  # fmt: skip
-def test_a_fork_waits_for_an_import_under_way(slow: str, tmp_path: Path) -> None:
-    """A module's lock that another thread held would never be released in the child."""
+@pytest.mark.parametrize("kills", ["0", "100"])
+def test_a_fork_waits_for_an_import_under_way(slow: str, kills: str, tmp_path: Path) -> None:
+    """A module's lock that another thread held would never be released in the child. Signal handlers may raise
+    meanwhile."""
     with stratalog.open(tmp_path / "s", small=True) as store:
         for _ in range(3):
             store.put("t", b"body", tags="a", keys="k")
-    command = [sys.executable, "-c", FORK_IN_AN_IMPORT, str(tmp_path / "s"), slow]
+    command = [sys.executable, "-c", FORK_IN_AN_IMPORT, str(tmp_path / "s"), slow, kills]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,16 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH, is_light
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, INDEX, SNAPSHOT, STAGING, is_index_name, offset_of
+from stratalog.layout.names import (
+    CHECKPOINT,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    SNAPSHOT,
+    STAGING,
+    is_index_name,
+    offset_of,
+)
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
@@ -422,3 +431,30 @@ def test_files_that_are_none_of_a_stores_are_kept(kind: Kind, is_expired: bool, 
     rebuild(root, settings=StoreSettings().override({**KIND_SIZES, **kind.settings}))
     assert len(list(kept.rglob("README-2"))) == len(QUEUE_TREES)
     assert {path: (kept / path).read_bytes() for path in foreign} == foreign
+
+
+@pytest.mark.parametrize("state", ["whole", "body bit", "queues gone"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_messages_put_to_a_light_queue_itself_are_in_a_queue(kind: Kind, state: str, tmp_path: Path) -> None:
+    given = StoreSettings.make(KIND_SIZES | kind.settings)
+    kind.made(tmp_path / "s", count=7)
+    before = plan_repair(tmp_path / "s", settings=given).message_count
+    with stratalog.open(tmp_path / "s", **KIND_SIZES) as store:
+        put = [store.put(topic, b"body") for topic in ("%LMQ%x", "%LMQ%a") * 3]
+    (path,) = (tmp_path / "s" / COMMIT_LOG).iterdir()
+    if state == "body bit":
+        data = bytearray(path.read_bytes())
+        data[put[2].commit_log_offset + 88] ^= 1
+        path.write_bytes(data)
+    elif state == "queues gone":
+        shutil.rmtree(tmp_path / "s" / CONSUME_QUEUE)
+    shutil.copytree(tmp_path / "s", tmp_path / "rebuilt")
+    rebuild(tmp_path / "rebuilt", settings=given)
+    assert verify(tmp_path / "rebuilt", settings=given).ok == (state != "body bit")
+    plan = plan_repair(tmp_path / "s", settings=given)
+    is_lost = state == "body bit"
+    assert (plan.message_count, len(plan.lost)) == (before + 6 - is_lost, is_lost)
+    assert repair(plan).ok
+    assert verify(tmp_path / "s", settings=given).ok
+    again = plan_repair(tmp_path / "s", settings=given)
+    assert (again.message_count, again.actions) == (before + 6 - is_lost, [])

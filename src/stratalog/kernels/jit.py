@@ -120,7 +120,7 @@ HOLDS_THE_GIL = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_e
 """Whether a `Native` may be bound: it counts on the interpreter's lock for being atomic."""
 
 _METHOD_FAST, _METHOD_KEYWORDS = 0x80, 0x02
-no_fork_within(global_compiler_lock)
+no_fork_within(global_compiler_lock._lock)
 
 
 class _MethodDef(ctypes.Structure):

@@ -26,6 +26,7 @@ says or behind it, or the log was changed
 
 import os
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -171,13 +172,23 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
 
 def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:
     """Messages that the queues of a whole store lead to; `repaired` are the log offsets of records by repairs."""
-    kept = 0
+    kept = []
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, _, directory in queue_directories(root, tree, disk):
-            for _, offsets, _, counts, tags_codes in () if is_light(topic) else written_units(directory, layout, disk):
+            for _, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
                 is_kept = (tags_codes != LOST_TAGS_CODE) & ~np.isin(offsets, repaired) & (offsets >= log_begin)
-                kept += int(np.maximum(counts, 1)[is_kept].sum())
-    return kept
+                kept.append((topic, offsets[is_kept], np.maximum(counts, 1)[is_kept]))
+    return _message_count(kept)
+
+
+def _message_count(queued: Iterable[tuple[str, NDArray[np.int64], NDArray[np.int64]]]) -> int:
+    """Messages in queues, of which each has a topic, log offsets and the counts of messages there. A light queue's
+    count where no other queue leads to them: such a message was put to the light queue itself."""
+    count, plain, light = 0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for topic, offsets, counts in queued:
+        (light if is_light(topic) else plain).append(offsets)
+        count += 0 if is_light(topic) else int(counts.sum())
+    return count + len(np.setdiff1d(np.concatenate(light), np.concatenate(plain)))
 
 
 def _made_by_repairs(root: Path, disk: PrivateDisk) -> NDArray[np.int64]:
@@ -271,9 +282,9 @@ class _LogPlan:
         plan.whole_count -= evidence.repaired_count
         plan.mended_count = len(found.mends) - len(again)
         plan.gone_count = evidence.gone_count
-        plan.message_count = sum(
-            int((queue.ends - queue.numbers)[~evidence.is_repaired(queue.offsets)].sum())
-            for key, queue in evidence.queues.items() if not is_light(key[0])
+        plan.message_count = _message_count(
+            (key[0], queue.offsets[kept], (queue.ends - queue.numbers)[kept])
+            for key, queue in evidence.queues.items() for kept in [~evidence.is_repaired(queue.offsets)]
         )  # fmt: skip
         left: list[LostMessage] = []
         for damage in found.damages:

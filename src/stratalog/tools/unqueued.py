@@ -47,6 +47,7 @@ _LISTED_MAX = 1000
 Offsets = NDArray[np.int64]
 Led = tuple[Offsets, Offsets, Offsets]
 """Queue offset, log offset, and end of the queue offsets of each unit."""
+_NONE: Led = (np.empty(0, np.int64),) * 3
 
 
 def unqueued(
@@ -79,6 +80,8 @@ def unqueued(
             if record.flag == LOST_FLAG or (not is_unled and is_right):
                 continue  # it is no message, or it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
+            if is_light(topic) and not is_moved and base + position in new.get((topic, record.queue_id), _NONE)[1]:
+                continue
             is_led = bool(_is_among(np.array([base + position]), led)[0])
             is_after = base + position > reached.get((topic, record.queue_id), -1)
             if is_topic(topic) and record.queue_id >= 0 and (is_led or is_after):
