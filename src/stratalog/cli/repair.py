@@ -1,6 +1,7 @@
 """`stratalog repair` and `stratalog rebuild`: mend a store; build its derived files again."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from stratalog.cli.output import before_log, clean, complain, counted, pairs, se
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
+from stratalog.cli.verify import show_problems
 from stratalog.errors import command
 
 if TYPE_CHECKING:
@@ -72,8 +74,7 @@ def repair(
     begin = time.perf_counter()
     report = mend(plan, to=to, step=lambda text: None if as_json else tell(f"… {text}"))
     seconds = time.perf_counter() - begin
-    left = f"{counted(report.problem_count, 'problem')} left; {command('verify', to or store)} lists them"
-    state = "whole" if report.ok else left
+    state = "whole" if report.ok else f"{counted(report.problem_count, 'problem')} left"
     with shows_what_is_done(f"the repair is done. {to or store}: {state}"):
         _show_report(plan, report, f"{to or store}: {state}", seconds, as_json=as_json)
     if not report.ok or plan.unmended:
@@ -84,12 +85,15 @@ def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, second
     placeholder_count = report.record_count - plan.whole_count
     if as_json:
         done = {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count}
-        show_json(_plan_json(plan) | done | {"placeholders": placeholder_count})
+        left = [asdict(problem) for problem in report.problems]
+        show_json(_plan_json(plan) | done | {"placeholders": placeholder_count, "left": left})
     else:
         held = f"{plan.whole_count:,} records" + (
             f" and {placeholder_count:,} placeholders" if placeholder_count else ""
         )
         print(f"\n{result}; {held} ({seconds_text(seconds)})")
+        if not report.ok:
+            show_problems(report, len(report.problems))
 
 
 def rebuild(
