@@ -3,10 +3,12 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count as numbers
 from pathlib import Path
 
 import pytest
 
+from crash.faults import Stopped, install
 from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Kind, read_on
 from store.model import Clock
 from stratalog.config.settings import StoreSettings
@@ -22,6 +24,7 @@ from stratalog.tools.verify import verify
 
 OLD = 30
 FEWER, AS_MANY, MORE = 14, 30, 46
+STEP = 7
 
 
 def delete(store: MessageStore, kind: Kind) -> None:
@@ -90,17 +93,32 @@ def settings_of(kind: Kind) -> StoreSettings:
     return StoreSettings().override({**SIZES, **kind.settings})
 
 
-def made(kind: Kind, root: Path, count: int) -> Content:
+def fill(kind: Kind, store: MessageStore, content: Content, begin: int, end: int) -> None:
+    for number in range(begin, end):
+        kind.put(store, number, content)
+        assert store.put("other", b"%d" % number).queue_offset == number
+
+
+def made(kind: Kind, root: Path, count: int, **settings: object) -> Content:
     """A store whose topic was created again; and what it holds."""
-    content, other = Content(), 0
-    with kind.open(root, clock_ns=Clock()) as store:
-        for number in range(OLD + count):
-            if number == OLD:
-                delete(store, kind)
-                content = Content()
-            kind.put(store, number, content)
-            other = store.put("other", b"%d" % number).queue_offset + 1
-    assert other == OLD + count
+    content = Content()
+    with kind.open(root, clock_ns=Clock(), **settings) as store:
+        fill(kind, store, Content(), 0, OLD)
+        delete(store, kind)
+        fill(kind, store, content, OLD, OLD + count)
+    return content
+
+
+def made_after_seal(kind: Kind, root: Path, count: int) -> Content:
+    """The same, killed; the last clean stop was between."""
+    content, live = Content(), root.with_name("live")
+    with kind.open(live, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, OLD)
+        delete(store, kind)
+    with kind.open(live, clock_ns=Clock()) as store:
+        fill(kind, store, content, OLD, OLD + count)
+        store.dispatch()
+        shutil.copytree(live, root)
     return content
 
 
@@ -164,3 +182,70 @@ def test_without_their_queues_the_second_topics_messages_are_named(tmp_path: Pat
     with kind.open(tmp_path) as store:
         assert store.recovery.left_out
         assert store.recovery.warning
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("count", [FEWER, MORE])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_index_made_later_leaves_the_second_topic_as_it_is(
+    tmp_path: Path, kind: Kind, count: int, is_killed: bool
+) -> None:
+    content = made(kind, tmp_path, count, message_index_enable=False)
+    if is_killed:
+        (tmp_path / ABORT).touch()
+    check(kind, tmp_path, content, OLD + count)
+    kind.open(tmp_path).close()
+    check(kind, tmp_path, content, OLD + count)
+
+
+def unsealed_units_gone(root: Path) -> None:
+    unseal(root)
+    units_gone(root)
+
+
+def killed_without_index(root: Path) -> None:
+    without_index(root)
+    (root / ABORT).touch()
+
+
+KILLED_STATES = {
+    **STATES,
+    "a queue gone, no seal": unsealed_units_gone,
+    "killed, index gone": killed_without_index,
+    "created after the seal": lambda root: None,
+    "created after the seal, index gone": without_index,
+}
+
+
+@pytest.mark.parametrize("count", [FEWER, MORE])
+@pytest.mark.parametrize("state", KILLED_STATES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_second_topic_is_served_wherever_openings_are_killed(
+    tmp_path: Path, kind: Kind, state: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    content = (made_after_seal if "after" in state else made)(kind, whole, count)
+    KILLED_STATES[state](whole)
+    for number in numbers(len(kind.name + state) % STEP, STEP):
+        shutil.copytree(whole, root)
+        is_stopped = [is_killed_at(kind, root, stop_at, monkeypatch) for stop_at in (number, number // 2)]
+        with kind.open(root) as store:
+            for key in kind.queues:
+                assert read_on(store.queue(*key)) == (content.queues[key], [], set()), number
+                assert store.queue(*key).max_offset == len(content.queues[key]), number
+            assert not store.recovery.left_out, number
+        if not is_stopped[0]:
+            break
+        shutil.rmtree(root)
+
+
+def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether an opening came to the file change of this number, and was killed there."""
+    with monkeypatch.context() as patch:
+        calls = install(patch, root)
+        calls.stop_at = number
+        try:
+            kind.open(root).close()
+        except Stopped:
+            return True
+    return False

@@ -53,7 +53,8 @@ The files as a whole are in one of these states; what is refused is refused befo
 
 Every step can be interrupted and run again: nothing but bytes after the log's end is changed in the log, everything
 else is derived, and what is derived is vouched for on the way (`rederive`); before all of it is built again the
-checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue ends, that is noted.
+checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue begins or ends, that is
+noted.
 The scan begins at the newest record below the seal that a queue knows; without a seal that holds, at the log's
 beginning. After a crash damage is looked for in the last three log files too, where RocketMQ would end the log.
 
@@ -198,17 +199,28 @@ def recover(
         is_sealed = intact and seal is not None
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         before = {dispatcher.queue(one.topic, one.queue_id): one for one in noted}
-        # Where nothing was touched each queue ends where it should, and ten thousand need not be asked.
-        queues = [] if untouched and intact else list(dispatcher.queues.values())
-        ends = {queue: _end_of(queue, end, (torn or {}).get(queue, 0), told.get(queue, 0), before) for queue in queues}
+        begin = start
+        if index and not (intact and index.is_complete):
+            begin = max(log.first_offset, min(start, index.resume_offset if intact else 0))
+        # Where nothing was touched each queue is as it should be, and ten thousand need not be asked.
+        is_asked = not (untouched and intact) or begin < start or start == log.first_offset
+        queues = list(dispatcher.queues.values()) if is_asked else []
+        begins = {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
+        for queue in queues:
+            if live := live_begin(log, queue):
+                begins.setdefault((queue.topic, queue.queue_id), live)
+        ends = {
+            queue: _end_of(queue, end, (torn or {}).get(queue, 0), told.get(queue, 0), before, begins)
+            for queue in queues
+        }
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
-        is_told = noted or not (is_sealed and intact) or found.quarantined or torn or is_ahead
+        is_after = any(one.commit_log_offset >= start for one in begins.values())  # rewinding may drop all units
+        is_told = noted or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
         accept(list(ends.values()) if is_told else [])
         if not intact:
             if index:
                 index.clear()
             invalidate()
-        begin = start if not index or index.is_complete else max(log.first_offset, min(start, index.resume_offset))
         first = begin if clean or beside_writer else min(begin, _checked_by_rocketmq(log, end))
         if first < start:  # damage there may have been found by an earlier opening, and is passed over again
             with LogScan(log, first, start, looks_for_torn=may_be_torn) as earlier:
@@ -219,12 +231,7 @@ def recover(
         kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
-        for one in noted:
-            if one.begin:
-                dispatcher.begins[one.topic, one.queue_id] = QueueBegin(*one.begin)
-        for queue in [] if is_sealed and intact else queues:
-            if live := live_begin(log, queue):
-                dispatcher.begins.setdefault((queue.topic, queue.queue_id), live)
+        dispatcher.begins.update((key, one) for key, one in begins.items() if one.commit_log_offset < end)
         for queue in queues:
             queue.rewind(min(kept_end, end))
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
@@ -272,12 +279,15 @@ def recover(
 
 
 def _end_of(
-    queue: UnitQueue, log_end: int, torn_end: int, told_end: int, noted: Mapping[UnitQueue, QueueEnd]
+    queue: UnitQueue, log_end: int, torn_end: int, told_end: int, noted: Mapping[UnitQueue, QueueEnd],
+    begins: Mapping[tuple[str, int], QueueBegin],
 ) -> QueueEnd:  # fmt: skip
-    """Where a queue ends by all that is known of it: its units, one that was dropped, and an earlier opening."""
+    """Where a queue begins and ends by all that is known of it: its units, one that was dropped, and an earlier
+    opening."""
     before = noted.get(queue) or QueueEnd(queue.topic, queue.queue_id, 0, 0)
     given_end = max(queue.offset_of(log_end), torn_end, told_end, before.given_end)
-    return QueueEnd(queue.topic, queue.queue_id, given_end, max(queue.end_offset, torn_end, before.known_end))
+    known_end = max(queue.end_offset, torn_end, before.known_end)
+    return QueueEnd(queue.topic, queue.queue_id, given_end, known_end, begins.get((queue.topic, queue.queue_id)))
 
 
 def _checked_by_rocketmq(log: CommitLog, end_offset: int) -> int:

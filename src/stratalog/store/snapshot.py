@@ -71,7 +71,7 @@ class QueueEnd(msgspec.Struct, array_like=True, frozen=True):
     known_end: _UnitOffset
     """The same of a message that the queue knew, though the log ends before it."""
     begin: tuple[_UnitOffset, _Offset] | None = None
-    """Queue offset and log offset of its first message, where a rebuild builds queues without the old ones."""
+    """Queue offset and log offset of its first message, if its first unit agreed with it."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -128,8 +128,8 @@ def note_damages(
 
 
 def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) -> None:
-    """Note where queues end beside what the snapshot says, before units that alone tell it are removed: an opening that
-    is killed after that is not the last to know."""
+    """Note where queues begin and end beside what the snapshot says, before units that alone tell it are removed: an
+    opening that is killed after that is not the last to know."""
     snapshot = _read(root, disk) or _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_begin, 1, _NO_STAMP, [])
     if (noted := list(ends)) != snapshot.ends:
         _store(msgspec.structs.replace(snapshot, ends=noted), root, disk)
