@@ -214,7 +214,8 @@ def recover(
             for queue in queues
         }
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
-        is_after = any(one.commit_log_offset >= start for one in begins.values())  # rewinding may drop all units
+        newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
+        is_after = any(one.commit_log_offset >= newer for one in begins.values())
         is_told = noted or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
         accept(list(ends.values()) if is_told else [])
         if not intact:
