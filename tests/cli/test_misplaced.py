@@ -2,6 +2,7 @@
 that helps, or does its work."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from shutil import copytree, rmtree
 
@@ -53,16 +54,17 @@ def names(root: Path) -> list[str]:
     return sorted({str(path.relative_to(root)) for path in picked} | set(more))
 
 
+def run_on(root: Path, call: Call, verb: str) -> Result:
+    return call(*(str(root) if word == STORE else word for word in VERBS[verb]))
+
+
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", ["closed", "not closed"])
 def test_a_directory_in_the_place_of_a_file_is_named_with_a_step_that_helps(
     state: str, verb: str, source: Path, call: Call
 ) -> None:
     root = source.with_name("store")
-
-    def run(name: str) -> Result:
-        return call(*(str(root) if word == STORE else word for word in VERBS[name]))
-
+    run = partial(run_on, root, call)
     for name in names(source):
         rmtree(root, ignore_errors=True)
         copytree(source, root)
@@ -104,10 +106,7 @@ def test_a_file_in_the_place_of_a_directory_is_named_with_a_step_that_helps(
     verb: str, source: Path, call: Call
 ) -> None:
     root = source.with_name("store")
-
-    def run(name: str) -> Result:
-        return call(*(str(root) if word == STORE else word for word in VERBS[name]))
-
+    run = partial(run_on, root, call)
     for name in directories(source):
         rmtree(root, ignore_errors=True)
         copytree(source, root)
