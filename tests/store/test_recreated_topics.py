@@ -217,6 +217,25 @@ KILLED_STATES = {
 }
 
 
+@pytest.mark.parametrize("path", ["rebuilt", "repaired"])
+@pytest.mark.parametrize("state", ["killed", "a queue gone", "created after the seal"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_tools_keep_the_second_topic_after_a_killed_opening(
+    tmp_path: Path, kind: Kind, state: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    content = (made_after_seal if "after" in state else made)(kind, whole, MORE)
+    KILLED_STATES[state](whole)
+    for number in numbers(0, 6 * STEP):
+        shutil.copytree(whole, root)
+        is_stopped = is_killed_at(kind, root, number, monkeypatch)
+        PATHS[path](kind, root)
+        check(kind, root, content, OLD + MORE)
+        if not is_stopped:
+            break
+        shutil.rmtree(root)
+
+
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("state", KILLED_STATES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -31,7 +31,7 @@ from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
-from stratalog.store.dispatch import Dispatcher, LeftOut
+from stratalog.store.dispatch import Dispatcher, LeftOut, QueueBegin
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.log_scan import Damage, is_finished, is_record
 
@@ -147,6 +147,12 @@ def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
     """What an opening noted that was killed; it counts as long as the store is marked as not closed."""
     snapshot = _read(root, disk)
     return snapshot.ends if snapshot else []
+
+
+def noted_begins(root: Path, disk: Disk) -> dict[tuple[str, int], QueueBegin]:
+    """Where queues begin by what an opening noted that was killed."""
+    ends = noted_ends(root, disk) if disk.exists(root / names.ABORT) else []
+    return {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in ends if one.begin}
 
 
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:

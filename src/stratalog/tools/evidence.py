@@ -33,6 +33,7 @@ from stratalog.store.disk import Disk
 from stratalog.store.dispatch import QueueBegin, may_be_lost
 from stratalog.store.evidence import has_place
 from stratalog.store.queue_set import has_light_queues
+from stratalog.store.snapshot import noted_begins
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
@@ -97,6 +98,11 @@ class QueueEvidence:
     def remove(self, places: list[int]) -> None:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
+
+    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> None:
+        """Remove the records of a topic that was deleted before the queue began there."""
+        is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
+        self.remove(np.flatnonzero(is_deleted).tolist())
 
     def insert(self, records: list[tuple[int, int, int, int]]) -> None:
         """Records as (log offset, size, queue offset, end of the queue offsets)."""
@@ -328,6 +334,9 @@ class Evidence:
                         files = np.repeat(np.arange(len(pieces)), [len(piece[0]) for piece in pieces])
                         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
+        for key, begin in noted_begins(self._root, self._disk).items():
+            if key in self.queues:
+                self.queues[key].remove_deleted(*begin)
         for claims in self.claims.values():  # a record stands in one queue
             claims.sort(key=lambda claim: claim.trust, reverse=True)
         for queue in self.queues.values():
@@ -352,9 +361,8 @@ class Evidence:
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
-        if agrees[:1].any():  # records before are of a topic that was deleted and created again
-            is_deleted = (queue.offsets < offsets[0]) & (queue.numbers >= numbers[0])
-            queue.remove(np.flatnonzero(is_deleted).tolist())
+        if agrees[:1].any():
+            queue.remove_deleted(int(numbers[0]), int(offsets[0]))
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)

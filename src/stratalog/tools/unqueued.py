@@ -34,7 +34,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.recovery import Damage
-from stratalog.store.snapshot import noted_log
+from stratalog.store.snapshot import noted_begins, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
@@ -66,7 +66,7 @@ def unqueued(
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
-    found: list[Record] = []
+    found, begins = list[Record](), noted_begins(root, disk)
     for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
         unled, is_displaced = ~_is_among(offsets, everything), _is_among(offsets, displaced)
@@ -83,6 +83,9 @@ def unqueued(
             if is_light(topic) and not is_moved and base + position in new.get((topic, record.queue_id), _NONE)[1]:
                 continue
             is_led = bool(_is_among(np.array([base + position]), led)[0])
+            begin = begins.get((topic, record.queue_id))
+            if begin and begin.queue_offset <= record.queue_offset and base + position < begin.commit_log_offset:
+                continue  # of a topic that was deleted and created again
             is_after = base + position > reached.get((topic, record.queue_id), -1)
             if is_topic(topic) and record.queue_id >= 0 and (is_led or is_after):
                 found.append(record)
