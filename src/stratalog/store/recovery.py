@@ -257,8 +257,12 @@ def recover(
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
-        if clean and torn:  # no crash tore its newest unit: the record says something else now, by damage
-            given = max(given, torn.get(queue, 0))
+        if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore its newest unit
+            given = max(given, torn[queue])
+            dispatcher.notes.append(
+                f"{queue.topic}/{queue.queue_id}: a record was damaged since the store was closed, and names another "
+                f"place than offset {torn[queue] - 1:,}, where it was. That offset is not given again"
+            )
         if queue.end_offset < given:
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
                 queue.keep_end(given, _unused_place(log))
