@@ -250,6 +250,16 @@ def nothing_is_unpickled(modules: Modules) -> Iterator[str]:
                 yield f"{module.at(found.node)} imports {found.target}"
 
 
+def nothing_takes_a_lock_of_its_class(modules: Modules) -> Iterator[str]:
+    """In Python 3.11 `cached_property` has one for all objects, which a forked child inherits as it was: held."""
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else names
+            if "cached_property" in names:
+                yield f"{module.at(node)} uses cached_property"
+
+
 def _called(call: ast.Call) -> str:
     return ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
 
@@ -264,6 +274,7 @@ RULES: tuple[Rule, ...] = (
     only_the_edge_reads_the_environment,
     stores_are_given_their_clock,
     nothing_is_unpickled,
+    nothing_takes_a_lock_of_its_class,
 )
 
 
@@ -313,6 +324,11 @@ BROKEN: list[tuple[Rule, Modules]] = [
     (stores_are_given_their_clock, snippets(stratalog__tiered__queue="datetime.datetime.now(UTC)")),
     (nothing_is_unpickled, snippets(stratalog__store__log="def f():\n    import pickle")),
     (nothing_is_unpickled, snippets(stratalog__pipeline__source="from cloudpickle import loads")),
+    (nothing_takes_a_lock_of_its_class, snippets(stratalog__store__log="from functools import cached_property")),
+    (
+        nothing_takes_a_lock_of_its_class,
+        snippets(stratalog__store__log="import functools\nf = functools.cached_property(g)"),
+    ),
 ]
 
 

@@ -9,7 +9,6 @@ import struct
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,7 @@ class Layout:
         self.size = self.struct.size
         assert self.size == size, f"{name}: the fields add up to {self.size} bytes, declared are {size}"
         self._positions = dict(self._walk())
+        self._dtype: np.dtype[Any] | None = None
         self.record: Any = namedtuple("Record", [field.name for field in fields])  # type: ignore[misc]
         self.record.__doc__ = f"The fields of one {name}."
 
@@ -73,10 +73,12 @@ class Layout:
         """Byte position of a field from the record's start."""
         return self._positions[name]
 
-    @cached_property
+    @property
     def dtype(self) -> np.dtype[Any]:
         """numpy dtype of an array of such records, without padding."""
-        return np.dtype([(field.name, field.dtype) for field in self.fields])
+        if self._dtype is None:
+            self._dtype = np.dtype([(field.name, field.dtype) for field in self.fields])
+        return self._dtype
 
     def pack(self, *values: int | bytes) -> bytes:
         """Encode one record; values in field order."""

@@ -1,7 +1,6 @@
 """Files of equal size that hold a queue's bytes one after the other: what all kinds of queues stand on."""
 
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 from stratalog.errors import CorruptData
@@ -25,7 +24,7 @@ class QueueFiles:
         self._disk = disk
         self._setting = setting
 
-    @cached_property
+    @property
     def directory(self) -> Path:
         return self._root / self._place
 
