@@ -75,7 +75,7 @@ from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.sizes import note_sizes
-from stratalog.store.snapshot import QueueEnd, load_queues, note_ends, noted_left_out, store_snapshot
+from stratalog.store.snapshot import QueueEnd, load_queues, lost_ends, note_ends, noted_left_out, store_snapshot
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 from stratalog.store.uncopied import Uncopied
@@ -181,6 +181,9 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
         )
+        noted = noted if not clean or self._disk.is_draft else []
+        if not untouched:
+            noted += lost_ends(self.root, self._disk, self._dispatcher, checkpoint.seal)
         left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:
             if self.index:
@@ -202,8 +205,8 @@ class MessageStore(Uncopied):
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
                 may_be_torn=not clean or bool(damages), untouched=untouched, damages=damages,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-                noted=noted if not clean or self._disk.is_draft else (), accept=accept,
-                invalidate=lambda: self._invalidate(checkpoint.seal), beside_writer=beside_writer,
+                noted=noted, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
+                beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):
             if not self._disk.read_only:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
@@ -43,7 +43,7 @@ class QueueFiles:
             if size != self.file_size:
                 raise CorruptData(
                     f"the file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another size, "
-                    f"set {self._setting}; else remove {self.directory}: it is rebuilt",
+                    f"set {self._setting}; if not, {command('repair', self._root)} builds it again",
                     path=str(self.directory / name),
                     position=size,
                 )

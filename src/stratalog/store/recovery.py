@@ -198,7 +198,9 @@ def recover(
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
         is_sealed = intact and seal is not None
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
-        before = {dispatcher.queue(one.topic, one.queue_id): one for one in noted}
+        before = {
+            dispatcher.queue(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)
+        }
         begin = start
         if index and not (intact and index.is_complete):
             begin = max(log.first_offset, min(start, index.resume_offset if intact else 0))

@@ -15,7 +15,7 @@ and is looked at too.
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -85,6 +85,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
     damages: list[tuple[_Offset, _Offset, str]] = []
     ends: list[QueueEnd] = []
     left_out: list[LeftOut] = []
+    others: list[tuple[str, _QueueId, _UnitOffset]] = []
+    """Topic, queue id and end of the queues that are in no `_Topic`."""
 
 
 def store_snapshot(
@@ -92,11 +94,17 @@ def store_snapshot(
     left_out: Sequence[LeftOut],
 ) -> None:  # fmt: skip
     """Note the queues, which are durable and take no more units. Losing it costs time only: errors are passed over."""
-    queues = [queue for queue in dispatcher.queues.values() if isinstance(queue, ConsumeQueue) and queue.end_offset]
+    everything = [queue for queue in dispatcher.queues.values() if queue.end_offset]
+    queues = [queue for queue in everything if isinstance(queue, ConsumeQueue)]
+    if any(isinstance(queue, ExtendedQueue) for queue in queues):
+        queues = []
+    ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
     with contextlib.suppress(OSError):
-        if not queues or any(isinstance(queue, ExtendedQueue) for queue in queues):
-            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset)
+        if not queues:
+            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset, ends)
             return
+        for queue in queues:
+            del ends[queue.topic, queue.queue_id]
         topics: dict[str, list[_Queue]] = {}
         for queue in queues:
             topics.setdefault(queue.topic, []).append(_noted(root, disk, queue))
@@ -111,18 +119,21 @@ def store_snapshot(
             [_Topic(name, disk.stamp(f"{above}/{name}"), noted) for name, noted in topics.items()],
             [(damage.begin, damage.end, damage.reason) for damage in damages],
             left_out=list(left_out),
+            others=[(*key, end) for key, end in ends.items()],
         )
         _store(snapshot, root, disk)
 
 
 def note_damages(
-    root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int
-) -> None:
-    """A snapshot of nothing but the log's damage; without any there is none."""
+    root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int,
+    ends: Mapping[tuple[str, int], int],
+) -> None:  # fmt: skip
+    """A snapshot of nothing but the log's damage and the ends of queues; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
-    if noted or left_out:
+    others = [(*key, end) for key, end in ends.items()]
+    if noted or left_out or others:
         empty = _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [])
-        _store(msgspec.structs.replace(empty, damages=noted, left_out=list(left_out)), root, disk)
+        _store(msgspec.structs.replace(empty, damages=noted, left_out=list(left_out), others=others), root, disk)
     else:
         disk.remove(root / names.SNAPSHOT)
 
@@ -136,11 +147,37 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
 
 
 def keep_ends(root: Path, disk: Disk) -> None:
-    """Remove the snapshot, of a store that is about to be repaired, but for the ends that are noted in it."""
-    if ends := noted_ends(root, disk):
-        _store(_Snapshot(_NO_STAMP, _NO_STAMP, 0, 0, 1, _NO_STAMP, [], ends=ends), root, disk)
+    """Remove the snapshot, of a store that is about to be repaired, but for the ends of queues in it."""
+    snapshot = _read(root, disk)
+    if snapshot and (ends := _ends(snapshot)):
+        note_damages(root, disk, (), (), snapshot.log_first_offset, snapshot.log_end_offset, ends)
+        note_ends(root, disk, snapshot.ends, snapshot.log_first_offset)
+    elif snapshot and snapshot.ends:
+        _store(_Snapshot(_NO_STAMP, _NO_STAMP, 0, 0, 1, _NO_STAMP, [], ends=snapshot.ends), root, disk)
     else:
         disk.remove(root / names.SNAPSHOT)
+
+
+def sealed_ends(root: Path, disk: Disk, seal: Seal | None) -> dict[tuple[str, int], int]:
+    """Where queues ended at the clean stop that the seal is of. Where a queue's files were lost since, and its messages
+    are gone from the log, nothing else tells which offsets it gave."""
+    snapshot = _read(root, disk)
+    return _ends(snapshot) if snapshot and seal and snapshot.log_end_offset == seal.log_end_offset else {}
+
+
+def _ends(snapshot: _Snapshot) -> dict[tuple[str, int], int]:
+    ends = {(topic, queue_id): end for topic, queue_id, end in snapshot.others}
+    return ends | {
+        (topic.name, queue.queue_id): queue.end_offset for topic in snapshot.topics for queue in topic.queues
+    }
+
+
+def lost_ends(root: Path, disk: Disk, dispatcher: Dispatcher, seal: Seal | None) -> list[QueueEnd]:
+    """Those of the sealed ends that queues do not reach now."""
+    return [
+        QueueEnd(*key, end, end) for key, end in sealed_ends(root, disk, seal).items()
+        if (queue := dispatcher.queues.get(key)) is None or queue.end_offset < end
+    ]  # fmt: skip
 
 
 def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
@@ -271,8 +308,8 @@ def _read(root: Path, disk: Disk) -> _Snapshot | None:
         snapshot = msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
     except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
         return None
-    is_possible = all(map(_is_possible, snapshot.topics)) and all(names.is_topic(end.topic) for end in snapshot.ends)
-    return snapshot if is_possible else None
+    others = [end.topic for end in snapshot.ends] + [topic for topic, *_ in snapshot.others]
+    return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
 
 
 def _is_possible(topic: _Topic) -> bool:

@@ -43,7 +43,7 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import note_sizes, sized
-from stratalog.store.snapshot import QueueEnd, note_damages, note_ends, noted_ends
+from stratalog.store.snapshot import QueueEnd, note_damages, note_ends, noted_ends, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
@@ -158,6 +158,7 @@ def rebuild_locked(
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
+    sealed = sealed_ends(root, disk, Checkpoint.load(root, disk).seal)
     try:
         _prepare(root, staging)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
@@ -205,7 +206,7 @@ def rebuild_locked(
         if "index" in parts:
             note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
-            note_damages(root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end)
+            note_damages(root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end, sealed)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt

@@ -1,0 +1,92 @@
+"""A queue whose messages went with the log's oldest files: its units alone, and the snapshot, tell its next offset."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.kinds import KINDS, Content, Kind
+from stratalog.errors import CorruptData
+from stratalog.layout.names import ABORT
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+QUIET_PUTS, BUSY_PUTS = range(1, 80, 6), range(0, 600, 6)
+"""Numbers of messages for the second queue of a kind alone, and for the first one alone."""
+
+
+def zero(files: list[Path]) -> None:
+    for path in files:
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut(files: list[Path]) -> None:
+    os.truncate(files[-1], files[-1].stat().st_size // 2)
+
+
+def empty(files: list[Path]) -> None:
+    for path in files:
+        path.write_bytes(b"")
+
+
+def lose(files: list[Path]) -> None:
+    for path in files:
+        path.unlink()
+
+
+DAMAGES = {"zeroed": zero, "cut": cut, "empty": empty, "lost": lose, "directory": lambda f: shutil.rmtree(f[0].parent)}
+
+
+def copied(root: Path) -> Path:
+    repair(plan_repair(root), to=root.with_name("copy"))
+    return root.with_name("copy")
+
+
+ROADS: dict[str, Callable[[Path], object]] = {
+    "open": lambda root: root,
+    "rebuild": rebuild,
+    "repair": lambda root: repair(plan_repair(root)),
+    "copy": copied,
+    "repair, rebuild": lambda root: (repair(plan_repair(root)), rebuild(root)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_its_offsets_are_never_given_again(kind: Kind, damage: str, road: str, is_killed: bool, tmp_path: Path) -> None:
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        for number in [*QUIET_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    with kind.open(root) as store:
+        kind.put(store, 0, content)
+        quiet = store.queue(*kind.queues[1])
+        end = quiet.max_offset
+        assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
+    assert verify(root).ok
+
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
+    if is_killed:  # before the opening had changed anything
+        (root / ABORT).write_text("1")
+    used = ROADS[road](root)
+    used = used if isinstance(used, Path) else root
+    if damage == "cut" and road == "open":
+        with pytest.raises(CorruptData, match="stratalog repair"):
+            kind.open(root)
+        repair(plan_repair(root))
+    for number in range(2):
+        with kind.open(used) as store:
+            quiet = store.queue(*kind.queues[1])
+            assert quiet.max_offset == end
+            assert list(store.queue(*kind.queues[0]).read())
+            if number:
+                kind.put(store, 1, content)
+                assert next(quiet.read()).queue_offset == end
+    assert verify(used).ok
