@@ -14,7 +14,7 @@ from store.model import flip
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import ABORT
+from stratalog.layout.names import ABORT, OWN_MARK
 from stratalog.store import disk
 from stratalog.store.message_store import MessageStore
 from stratalog.store.snapshot import QueueEnd, note_ends
@@ -67,13 +67,13 @@ def told(store: MessageStore) -> tuple[dict[Key, int], list[str]]:
     return ends, [note for note in store.recovery.notes if "lost" in note]
 
 
-def make(root: Path, kind: Kind, state: str, *, is_clean: bool) -> None:
+def make(root: Path, kind: Kind, state: str, *, is_clean: bool, mark: bytes = OWN_MARK) -> None:
     content = kind.made(root)
     newest = sorted({known.commit_log_offset for known in content.queues[kind.queues[0]].values()})[-2:]
     damage_newest(root, newest, LOG_FILE_SIZE)
     STATES[state](root, kind)
     if not is_clean:
-        (root / ABORT).touch()
+        (root / ABORT).write_bytes(mark)
 
 
 def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root: Path, number: int) -> Syscalls:
@@ -92,11 +92,11 @@ def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("stop", ["clean", "killed", "RocketMQ killed"])
 def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
-    tmp_path: Path, kind: Kind, state: str, is_clean: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: Kind, state: str, stop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(tmp_path / "whole", kind, state, is_clean=is_clean)
+    make(tmp_path / "whole", kind, state, is_clean=stop == "clean", mark=OWN_MARK if stop == "killed" else b"4711")
     root = tmp_path / "store"
     shutil.copytree(tmp_path / "whole", root)
     calls = install(monkeypatch, root)
@@ -112,15 +112,19 @@ def test_wherever_an_opening_is_killed_the_next_one_ends_the_same(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_what_a_killed_opening_noted_is_void_once_another_has_closed_the_store(tmp_path: Path, kind: Kind) -> None:
+def test_what_a_killed_opening_noted_is_void_once_another_has_had_the_store(tmp_path: Path, kind: Kind) -> None:
     kind.made(tmp_path)
     with kind.open(tmp_path) as store:
         ends = told(store)[0]
     note_ends(tmp_path, disk.Disk(), [QueueEnd(*queue, end + 5, end + 5) for queue, end in ends.items()], 0)
     with kind.open(tmp_path) as store:
         assert told(store)[0] == ends
-    (tmp_path / ABORT).touch()
-    note_ends(tmp_path, disk.Disk(), [QueueEnd(*queue, end + 5, end + 5) for queue, end in ends.items()], 0)
+    for mark in (b"", b"4711", OWN_MARK):  # RocketMQ was killed, or we
+        (tmp_path / ABORT).write_bytes(mark)
+        note_ends(tmp_path, disk.Disk(), [QueueEnd(*queue, end + 5, end + 5) for queue, end in ends.items()], 0)
+        if mark != OWN_MARK:
+            with kind.open(tmp_path) as store:
+                assert told(store)[0] == ends
     with kind.open(tmp_path) as store:
         assert told(store)[0] == {queue: end + 5 for queue, end in ends.items()}
 

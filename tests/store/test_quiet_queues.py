@@ -9,7 +9,7 @@ import pytest
 
 from store.kinds import KINDS, Content, Kind
 from stratalog.errors import CorruptData
-from stratalog.layout.names import ABORT
+from stratalog.layout.names import ABORT, OWN_MARK
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -74,7 +74,7 @@ def test_its_offsets_are_never_given_again(kind: Kind, damage: str, road: str, i
 
     DAMAGES[damage](kind.files(root, kind.queues[1]))
     if is_killed:  # before the opening had changed anything
-        (root / ABORT).write_text("1")
+        (root / ABORT).write_bytes(OWN_MARK)
     used = ROADS[road](root)
     used = used if isinstance(used, Path) else root
     if damage == "cut" and road == "open":

@@ -13,10 +13,11 @@ from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Kind, read_on
 from store.model import Clock
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
-from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, SNAPSHOT
+from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, OWN_MARK, SNAPSHOT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
+from stratalog.store.snapshot import noted_ends
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -268,3 +269,42 @@ def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.Monkey
         except Stopped:
             return True
     return False
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("count", [FEWER, MORE])
+@pytest.mark.parametrize("earlier", ["closed", "closed, then killed", "opening killed"])
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_was_noted_before_rocketmq_had_the_store_is_void(
+    tmp_path: Path, kind: Kind, earlier: str, is_killed: bool, count: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a clean stop of ours, or by an opening that was killed; then RocketMQ deletes and creates the topic."""
+    root, content = tmp_path / "store", Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, OLD)
+    if earlier == "closed, then killed":
+        (root / ABORT).write_bytes(OWN_MARK)
+    elif earlier == "opening killed":
+        killed(root)
+        whole = root.rename(tmp_path / "whole")
+        for number in numbers(3):
+            shutil.copytree(whole, root)
+            assert is_killed_at(kind, root, number, monkeypatch)
+            if noted_ends(root, Disk()):
+                break
+            shutil.rmtree(root)
+    ours = {name: (root / name).read_bytes() for name in (SNAPSHOT, CHECKPOINT) if (root / name).exists()}
+    (root / SNAPSHOT).unlink()
+    with kind.open(root, clock_ns=Clock()) as store:
+        delete(store, kind)
+        fill(kind, store, content, OLD, OLD + count)
+    unseal(root)
+    for name, data in ours.items():
+        (root / name).write_bytes(data)
+    if is_killed:
+        (root / ABORT).write_bytes(b"4711")
+    PATHS[path](kind, root)
+    check(kind, root, content, OLD + count)
+    kind.open(root).close()
+    check(kind, root, content, OLD + count)

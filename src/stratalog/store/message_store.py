@@ -75,7 +75,17 @@ from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.sizes import note_sizes
-from stratalog.store.snapshot import QueueEnd, load_queues, lost_ends, note_ends, noted_left_out, store_snapshot
+from stratalog.store.snapshot import (
+    QueueEnd,
+    forget_ends,
+    is_marked,
+    is_ours,
+    load_queues,
+    lost_ends,
+    note_ends,
+    noted_left_out,
+    store_snapshot,
+)
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
 from stratalog.store.uncopied import Uncopied
@@ -173,6 +183,7 @@ class MessageStore(Uncopied):
         abort = self.root / names.ABORT
         clean, is_accepted = not self._disk.exists(abort), False
         checkpoint = Checkpoint.load(self.root, self._disk)  # first: beside a writer it must not be ahead of the log
+        is_known = self._disk.is_draft or is_ours(self.root, self._disk)
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer
@@ -181,15 +192,16 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
         )
-        noted = noted if not clean or self._disk.is_draft else []
-        if not untouched:
-            noted += lost_ends(self.root, self._disk, self._dispatcher, checkpoint.seal)
+        noted = noted if self._disk.is_draft or is_marked(self.root, self._disk) else []
+        if is_known and not untouched:
+            noted += lost_ends(self.root, self._disk, self._dispatcher)
+        own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:
             if self.index:
                 self.index.sizes()  # raises before anything is changed
             mark = None if clean else self._disk.read(abort)
-            self._disk.replace(abort, str(os.getpid()).encode())
+            self._disk.replace(abort, own_mark if is_known else b"%d" % os.getpid())
             if self.log.files and not clean:  # the crash may have been between a file's creation and its name's flush
                 self._disk.sync_directory(self.root / names.COMMIT_LOG)
 
@@ -197,7 +209,11 @@ class MessageStore(Uncopied):
             nonlocal is_accepted
             is_accepted = True
             if not self._disk.read_only:
+                if not is_known:
+                    forget_ends(self.root, self._disk)
                 note_ends(self.root, self._disk, ends, self.log.first_offset)
+                if not is_known:
+                    self._disk.replace(abort, own_mark)
             self.queue_set.files.settle()
 
         try:

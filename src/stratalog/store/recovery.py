@@ -259,11 +259,12 @@ def recover(
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
-        if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore its newest unit
+        if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore that unit
             given = max(given, torn[queue])
             dispatcher.notes.append(
-                f"{queue.topic}/{queue.queue_id}: a record was damaged since the store was closed, and names another "
-                f"place than offset {torn[queue] - 1:,}, where it was. That offset is not given again"
+                f"{queue.topic}/{queue.queue_id}: its newest unit led to a message that names another place. The "
+                "record was damaged since the store was closed, or the files are another queue's. Offset "
+                f"{torn[queue] - 1:,} is not given again here"
             )
         if queue.end_offset < given:
             if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):

@@ -27,7 +27,7 @@ from stratalog.layout.light import light_offset
 from stratalog.layout.message import crc_of
 from stratalog.layout.queue import UNIT
 from stratalog.layout.record import OFFSETS_END
-from stratalog.store.checkpoint import Seal
+from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
@@ -38,6 +38,7 @@ from stratalog.store.log_scan import Damage, is_finished, is_record
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
 _CRC_SIZE = 9
+_SIZE_BYTES = 4
 _NO_STAMP: Stamp = (0, 0, 0)
 
 
@@ -148,48 +149,80 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
 
 def keep_ends(root: Path, disk: Disk) -> None:
     """Remove the snapshot, of a store that is about to be repaired, but for the ends of queues in it."""
+    snapshot, ends = _read(root, disk), noted_ends(root, disk)
+    sealed = sealed_ends(root, disk) if is_ours(root, disk) else {}
+    log = (snapshot.log_first_offset, snapshot.log_end_offset) if snapshot else (0, 0)
+    note_damages(root, disk, (), (), *log, sealed)
+    if ends:
+        note_ends(root, disk, ends, log[0])
+
+
+def forget_ends(root: Path, disk: Disk) -> None:
+    """Take from the snapshot what RocketMQ may have changed since."""
     snapshot = _read(root, disk)
-    if snapshot and (ends := _ends(snapshot)):
-        note_damages(root, disk, (), (), snapshot.log_first_offset, snapshot.log_end_offset, ends)
-        note_ends(root, disk, snapshot.ends, snapshot.log_first_offset)
-    elif snapshot and snapshot.ends:
-        _store(_Snapshot(_NO_STAMP, _NO_STAMP, 0, 0, 1, _NO_STAMP, [], ends=snapshot.ends), root, disk)
-    else:
-        disk.remove(root / names.SNAPSHOT)
+    if snapshot and (snapshot.ends or snapshot.topics or snapshot.others):
+        _store(msgspec.structs.replace(snapshot, lock=_NO_STAMP, topics=[], ends=[], others=[]), root, disk)
 
 
-def sealed_ends(root: Path, disk: Disk, seal: Seal | None) -> dict[tuple[str, int], int]:
-    """Where queues ended at the clean stop that the seal is of. Where a queue's files were lost since, and its messages
-    are gone from the log, nothing else tells which offsets it gave."""
+def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
+    """What an opening noted that was killed."""
     snapshot = _read(root, disk)
-    return _ends(snapshot) if snapshot and seal and snapshot.log_end_offset == seal.log_end_offset else {}
+    return snapshot.ends if snapshot and is_marked(root, disk) else []
 
 
-def _ends(snapshot: _Snapshot) -> dict[tuple[str, int], int]:
+def noted_begins(root: Path, disk: Disk) -> dict[tuple[str, int], QueueBegin]:
+    """Where queues begin by what an opening noted that was killed."""
+    return {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted_ends(root, disk) if one.begin}
+
+
+def is_marked(root: Path, disk: Disk) -> bool:
+    """Whether we were the last to open the store, and did not close it. RocketMQ writes the abort file anew."""
+    path = root / names.ABORT
+    return not path.is_dir() and (disk.read(path, size_max=len(names.OWN_MARK), cut=True) or b"").startswith(
+        names.OWN_MARK
+    )
+
+
+def is_ours(root: Path, disk: Disk) -> bool:
+    """Whether only we can have put messages or deleted queues since our last clean stop."""
+    seal = Checkpoint.load(root, disk).seal
+    return is_marked(root, disk) or bool(
+        seal and not disk.exists(root / names.ABORT) and not _has_grown(root, disk, seal)
+    )
+
+
+def sealed_ends(root: Path, disk: Disk) -> dict[tuple[str, int], int]:
+    """Where queues ended at our last clean stop; it counts if the store `is_ours`. Where a queue's files were lost, and
+    its messages are gone from the log, nothing else tells which offsets it gave."""
+    snapshot, seal = _read(root, disk), Checkpoint.load(root, disk).seal
+    if not (snapshot and seal and snapshot.log_end_offset == seal.log_end_offset):
+        return {}
     ends = {(topic, queue_id): end for topic, queue_id, end in snapshot.others}
     return ends | {
         (topic.name, queue.queue_id): queue.end_offset for topic in snapshot.topics for queue in topic.queues
     }
 
 
-def lost_ends(root: Path, disk: Disk, dispatcher: Dispatcher, seal: Seal | None) -> list[QueueEnd]:
+def _has_grown(root: Path, disk: Disk, seal: Seal) -> bool:
+    """Whether the log goes on after the end that it had at the clean stop."""
+    directory = root / names.COMMIT_LOG
+    starts = [start for start in map(names.offset_of, disk.files(directory)) if start is not None]
+    newest = max((start for start in starts if start <= seal.log_end_offset), default=0)
+    if not starts or max(starts) > newest:
+        return bool(starts)
+    file = disk.open(directory / names.offset_name(newest))
+    try:
+        return any(file.read(seal.log_end_offset - newest, _SIZE_BYTES))
+    finally:
+        file.close()
+
+
+def lost_ends(root: Path, disk: Disk, dispatcher: Dispatcher) -> list[QueueEnd]:
     """Those of the sealed ends that queues do not reach now."""
     return [
-        QueueEnd(*key, end, end) for key, end in sealed_ends(root, disk, seal).items()
+        QueueEnd(*key, end, end) for key, end in sealed_ends(root, disk).items()
         if (queue := dispatcher.queues.get(key)) is None or queue.end_offset < end
     ]  # fmt: skip
-
-
-def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
-    """What an opening noted that was killed; it counts as long as the store is marked as not closed."""
-    snapshot = _read(root, disk)
-    return snapshot.ends if snapshot else []
-
-
-def noted_begins(root: Path, disk: Disk) -> dict[tuple[str, int], QueueBegin]:
-    """Where queues begin by what an opening noted that was killed."""
-    ends = noted_ends(root, disk) if disk.exists(root / names.ABORT) else []
-    return {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in ends if one.begin}
 
 
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
@@ -212,7 +245,7 @@ def load_queues(
 ) -> tuple[bool, list[Damage], list[QueueEnd]]:
     """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store,
     or written to the log or a queue, since; what was damaged in the log then, and still is; and what an opening noted
-    that was killed.
+    that was killed, which is good for something if the store `is_marked`.
 
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean.
     """

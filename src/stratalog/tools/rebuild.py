@@ -43,7 +43,7 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import note_sizes, sized
-from stratalog.store.snapshot import QueueEnd, note_damages, note_ends, noted_ends, sealed_ends
+from stratalog.store.snapshot import QueueEnd, is_ours, note_damages, note_ends, noted_ends, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
@@ -158,7 +158,7 @@ def rebuild_locked(
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
-    sealed = sealed_ends(root, disk, Checkpoint.load(root, disk).seal)
+    sealed = sealed_ends(root, disk) if is_ours(root, disk) else {}
     try:
         _prepare(root, staging)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
@@ -361,8 +361,11 @@ def _prepare(
     there = Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE))
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
-    known = noted_ends(root, disk) if disk.exists(root / names.ABORT) else ()  # else another has opened it since
-    if noted := [*_begins(root, disk), *known, *ends]:  # of two for a queue the later one tells its end
+    if noted := [
+        *_begins(root, disk),
+        *noted_ends(root, disk),
+        *ends,
+    ]:  # of two for a queue the later one tells its end
         note_ends(staging, disk, noted, 0)
     for topic in filter(is_light, [*disk.directories(root / names.CONSUME_QUEUE), light_queue]):
         disk.create_directory(staging / names.CONSUME_QUEUE / topic)  # see `has_light_queues`

@@ -113,9 +113,9 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
     """Do the steps; returns which messages are in no queue afterwards."""
     disk, unqueued = Disk(), ""
     rebuilds = any(action.kind == "rebuild" for action in plan.actions)
+    keep_ends(root, disk)
     if plan.report.clean or rebuilds:
         disk.replace(root / ABORT, UNDER_REPAIR if plan.report.clean else UNDER_REPAIR_UNCLEAN)
-    keep_ends(root, disk)
     for action in plan.actions:
         step(described(action))
         path = root / action.path
