@@ -27,6 +27,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
+from stratalog.tools.mending import restored
 from stratalog.tools.own_files import QUARANTINE
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import UNFINISHED_COPY, repair
@@ -734,3 +735,18 @@ def test_units_of_a_replaced_queue_file_take_no_place_from_the_messages_they_are
     files(root)[1].unlink()
     plan = mend(root)
     assert {(m.topic, m.queue_offset) for m in plan.lost if m.topic != "filler"} == set(given)
+
+
+@pytest.mark.parametrize("topic", ["t", "orders", "SCHEDULE_TOPIC_XXXX"])
+@pytest.mark.parametrize("properties", [b"", b"TAGS\x01a\x02", b"k\x01" + b"v" * 300 + b"\x02"], ids=["0", "7", "303"])
+def test_a_topic_s_wrong_length_is_mended_without_a_unit_and_nothing_else_is_taken_for_wrong(
+    topic: str, properties: bytes, tmp_path: Path
+) -> None:
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        size = store.queue(topic).put_raw(b"body", properties).store_size
+    whole = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()[:size]
+    at = HEAD.size + len(b"body")
+    for length in range(256):
+        found = restored(whole[:at] + bytes([length]) + whole[at + 1 :], 0, None)
+        assert found in (None, whole)
+        assert found or length > 127 or not properties

@@ -133,11 +133,21 @@ def _lengths(
     at = layout.size + body_size
     if body_size < 0 or at + length.size + PROPERTIES_LENGTH.size > len(data):
         return None
-    topic_size = len(topic) if topic is not None else length.unpack(data, at).size
+    topic_size = len(topic) if topic is not None else _topic_size(data, at + length.size, length.unpack(data, at).size)
     properties_at = at + length.size + topic_size + PROPERTIES_LENGTH.size
     if topic_size < 0 or not 0 <= len(data) - properties_at <= PROPERTIES_SIZE_MAX:
         return None
     return at + length.size, topic_size, properties_at
+
+
+def _topic_size(data: bytes, topic_at: int, stored: int) -> int:
+    """The stored size of the topic, unless with another one alone the length of the properties fills the record."""
+    ends = range(topic_at + 1, min(topic_at + TOPIC_CHARS_MAX_V1, len(data) - PROPERTIES_LENGTH.size) + 1)
+    fitting = [
+        end - topic_at for end in ends
+        if end + PROPERTIES_LENGTH.size + PROPERTIES_LENGTH.unpack(data, end).size == len(data)
+    ]  # fmt: skip
+    return fitting[0] if len(fitting) == 1 else stored
 
 
 def _record(
