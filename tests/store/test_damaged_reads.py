@@ -3,11 +3,13 @@
 import pytest
 
 from store.conftest import OpenStore
-from store.model import LOG_FILE_SIZE, queue_files
+from store.kinds import EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, Kind, read_on
+from store.model import LOG_FILE_SIZE, queue_files, scratch_folder
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD, Host
 from stratalog.layout.queue import UNIT
 from stratalog.store import lookup, reading
+from stratalog.store.consume_queue import _NO_OLDEST
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.store.queue import Queue
@@ -173,3 +175,41 @@ def test_messages_of_every_shape_are_read_as_they_were_put(open_store: OpenStore
         assert [one.body for one in found] == [b"", b"body" * 50] * 4
         assert found == [store.message(one.commit_log_offset) for one in found]
         assert {one.topic for one in found} == {topic}
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+@pytest.mark.parametrize(
+    ("count", "damaged"),
+    [(1, UNIT.pack(0, 0, 0)), (25, UNIT.pack(0, 0, 0)), (1, bytes(8)), (1, UNIT.pack(1, 90, 7))],
+    ids=["zeros", "many zeros", "offset 0", "offset 1"],
+)
+def test_damaged_units_hide_no_message_of_a_log_whose_first_file_is_gone(
+    kind: Kind, count: int, damaged: bytes
+) -> None:
+    """They are found by a search for the first message in the log; of messages in it those before them count, too."""
+    with scratch_folder() as root:
+        content = kind.made(root, count=160)
+        first, second, *_ = sorted((root / "commitlog").iterdir())
+        first.unlink()
+        kind.open(root).close()
+        key, begin = kind.queues[0], int(second.name)
+        live = {n: known for n, known in content.queues[key].items() if known.commit_log_offset >= begin}
+        files = kind.files(root, key)
+        whole = [path.read_bytes() for path in files]
+        size, start = len(whole[0]), int(files[0].name)
+        assert len(live) > 25
+        for number in range(start // UNIT.size, max(live) + 2 - count):
+            stored = bytearray(b"".join(whole))
+            for at in range(number, number + count):
+                stored[at * UNIT.size - start : at * UNIT.size - start + len(damaged)] = damaged
+            with kind.open(root, mode="r") as store:
+                for place, path in enumerate(files):
+                    path.write_bytes(stored[place * size : (place + 1) * size])
+                queue = store.queue(*key)
+                store.units_of(queue)._oldest = _NO_OLDEST  # as in a store whose snapshot holds
+                found, _, named = read_on(queue)
+            for path, data in zip(files, whole, strict=True):
+                path.write_bytes(data)
+            wrong = set(range(number, number + count))
+            assert found == {n: known for n, known in live.items() if n not in wrong}, number
+            assert live.keys() & wrong <= named <= wrong, number

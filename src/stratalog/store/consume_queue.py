@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.layout.names import CONSUME_QUEUE
-from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, hide_lost, is_filler, sound_count
+from stratalog.layout.queue import FILLER, FILLER_SIZE, LOST_TAGS_CODE, UNIT, fillers, hide_lost, is_filler, sound_count
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_files import QueueFiles
@@ -14,6 +15,8 @@ from stratalog.store.queue_files import QueueFiles
 _IN_FRONT = UNIT.unpack(FILLER)
 _NO_OLDEST = (-1, -1), 0
 _CHUNK_UNITS = 1 << 16
+_NEAR_UNITS = 1024
+_FOREVER = 2**63 - 1
 
 
 class ConsumeQueue:
@@ -96,17 +99,53 @@ class ConsumeQueue:
         if self._oldest[0] == ends:
             return self._oldest[1]
         while low < high:
-            middle = (low + high) // 2
-            unit = self.unit(middle)
-            if unit == _IN_FRONT or 0 <= unit[0] < log_min_offset:  # a place below 0 is damage, not an old record
-                low = middle + 1
-            else:
-                high = middle
+            while low < high:
+                middle = (low + high) // 2
+                unit = self.unit(middle)
+                if unit == _IN_FRONT or 0 <= unit[0] < log_min_offset:  # a place below 0 is damage, not an old record
+                    low = middle + 1
+                else:
+                    high = middle
+            before = self._live_before(low, log_min_offset)
+            if before is not None:
+                low, high = self.first_offset, before
+        low = self._damaged_before(low)
         while low < self.end_offset and self.unit(low)[1] == FILLER_SIZE:
             low += 1
         if low < self.end_offset:
             self._oldest = ends, low  # appended units come after it
         return low
+
+    def _live_before(self, queue_offset: int, log_min_offset: int) -> int | None:
+        """A unit that leads into the log before the one that a bisection found: a damaged one sent it past it."""
+        limit = self.unit(queue_offset)[0] if queue_offset < self.end_offset else _FOREVER
+        units = self._before(queue_offset)
+        places = units["commit_log_offset"]
+        is_live = (places >= log_min_offset) & (places < limit) & (units["size"] > 0) & ~fillers(units)
+        if is_live.any():
+            return queue_offset - len(units) + int(np.argmax(is_live))
+        distance = 2 * _NEAR_UNITS
+        while (before := queue_offset - distance) >= self.first_offset:
+            place, size, _ = self.unit(before)
+            if log_min_offset <= place < limit and 0 < size < FILLER_SIZE:
+                return before
+            distance *= 2
+        return None
+
+    def _damaged_before(self, queue_offset: int) -> int:
+        """The first of the units right before one that are zeros, or lead to an older record than the unit before."""
+        if queue_offset == self.end_offset:
+            return queue_offset
+        units = self._before(queue_offset)
+        is_damaged = units["size"] <= 0
+        is_damaged[1:] |= np.diff(units["commit_log_offset"]) < 0
+        is_damaged &= ~fillers(units)
+        return queue_offset - int(np.argmin(np.append(is_damaged[::-1], False)))
+
+    def _before(self, queue_offset: int) -> NDArray[np.void]:
+        first = max(self.first_offset, queue_offset - _NEAR_UNITS)
+        stored = self._files.read(first * UNIT.size, (queue_offset - first) * UNIT.size)
+        return np.frombuffer(stored, UNIT.dtype)
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """commit_log_offset, size and tags code of one unit."""

@@ -175,11 +175,18 @@ class Judge:
             if offset not in self._evidence.claims and own.queue_offset > 0 and room == (own.queue_offset, own.end):
                 self._propose(offset, size, [own], None, is_damaged=False)
         for offset, claims in self._evidence.light_claims.items():
+            claims[:] = [claim for claim in claims if not self._is_misplaced(offset, claim)]
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
         proposed = {offset: mend for mends in self._proposed.values() for offset, mend in mends.items()}
         given_up = {offset for _, offset, *_ in outcast} - proposed.keys()
         self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
+
+    def _is_misplaced(self, offset: int, claim: Claim) -> bool:
+        """Whether a unit of a light queue, alone in its file, leads to a whole record that fits in where it says."""
+        record = read_record(self._read(offset, claim.size)) if claim.trust[0] < 0 else None
+        own = [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.properties, offset)[0]] if record else []
+        return bool(own) and claim.key not in own and all(offset in self._evidence.queue(*key).offsets for key in own)
 
     def _restore_light(self, places: list[tuple[QueueEvidence, int, int]], proposed: dict[int, Mend]) -> None:
         """Restore the offsets in light queues that whole records lost: to those of their units, or of the only hole.
@@ -256,6 +263,10 @@ class Judge:
         if is_wrong and count:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
+        begins_or_follows = number == low or low < 0
+        if begins_or_follows and high is None and number >= queue.units_end and not is_wrong:
+            # Its place is free: another queue's unit that is alone in its file is rather a misplaced file's.
+            claims = [claim for claim in claims if claim.key == queue.key or claim.trust[0] >= 0]
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_refuted = led != offset or number >= queue.units_end > 0
