@@ -127,3 +127,24 @@ def test_tail_meets_damage_later(tmp_path: Path, capsys: pytest.CaptureFixture[s
         file.view[position - 5] ^= 0x10
     assert intact.missing_count == 1
     assert "orders/0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("new_count", "shown"), [(1, [b"new 0"]), (9, [b"new 7", b"new 8"])], ids=["fewer", "more"])
+def test_tail_says_that_another_store_was_put_in_the_place(
+    new_count: int, shown: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def put(name: str, count: int) -> None:
+        with stratalog.open(tmp_path, **SETTINGS) as store:
+            for number in range(count):
+                store.put("orders", f"{name} {number}".encode())
+
+    put("old", 4)
+    followed = follow(tmp_path, "orders", None, last=2)
+    assert [next(followed).body for _ in range(2)] == [b"old 2", b"old 3"]
+    shutil.rmtree(tmp_path)
+    put("new", new_count)
+    assert [next(followed).body for _ in shown] == shown
+    followed.close()  # type: ignore[attr-defined]
+    error = capsys.readouterr().err
+    assert f"orders/0 is not the queue that was read up to offset 4: it holds offsets [0, {new_count})" in error
+    assert error.count("stratalog:") == 1

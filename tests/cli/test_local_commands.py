@@ -1,6 +1,7 @@
 """The commands on a local store: what they print, as tables and as JSON, and their exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,11 +11,13 @@ import pytest
 from typer.testing import Result
 
 import stratalog
-from cli.calls import SETTINGS, Call
+from cli.calls import SETTINGS, Call, sentence
 from stratalog import __version__
 from stratalog.cli.follow import follow
 from stratalog.kernels import aside, jit, warm
 from stratalog.layout.message import HEAD
+from stratalog.layout.names import COMMIT_LOG
+from stratalog.layout.names import SIZES as NOTED
 
 COMMANDS = (
     "demo", "put", "get", "query", "tail", "inspect", "dump", "verify", "repair", "rebuild", "offload", "sql",
@@ -310,3 +313,37 @@ def test_putting_one_message_waits_for_no_compiler(
     assert result.exit_code == 0, result.output
     assert "compiling" not in result.stderr
     assert not compiled
+
+
+SIZED = {
+    "put": ["orders", "x"], "get": ["orders"], "query": ["orders", "all"], "tail": ["orders", "--count", 1],
+    "verify": [], "repair": [], "repair --yes": ["--in-place", "--yes"], "rebuild": [], "rebuild --yes": ["--yes"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "one file cut"])
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("size", [7000, 10_000, 40_000, 1 << 30])
+@pytest.mark.parametrize("name", SIZED)
+def test_a_wrong_size_of_log_files_is_a_wrong_call_and_the_right_one_is_named(
+    name: str, size: int, is_noted: bool, is_damaged: bool, tmp_path: Path, call: Call
+) -> None:
+    with stratalog.open(tmp_path, **SETTINGS | {"mapped_file_size_commit_log": 20_000}) as store:
+        for number in range(500):
+            store.put("orders", b"%d" % number, keys=["all"])
+    if not is_noted:
+        (tmp_path / NOTED).unlink()
+    if is_damaged:
+        os.truncate(max((tmp_path / COMMIT_LOG).iterdir()), size if size < 20_000 else 12_000)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
+    conf = tmp_path.with_suffix(".conf")
+    conf.write_text(f"mappedFileSizeCommitLog={size}\n")
+    for option in (["--set", f"mapped_file_size_commit_log={size}"], ["--conf", conf]):
+        if name in ("get", "query", "tail") and option[0] == "--conf":
+            continue
+        said = sentence(call(name.split()[0], tmp_path, *SIZED[name], *option), exit_code=2)
+        assert f"{tmp_path / COMMIT_LOG} have 20,000 bytes, not {size:,}: give that as mapped_file_size_commit" in said
+    assert before == {path: path.read_bytes() for path in before}
+    if not is_damaged:
+        option = ["--set", "mapped_file_size_commit_log=20000"]
+        assert call(name.split()[0], tmp_path, *SIZED[name], *option).exit_code == 0

@@ -14,13 +14,13 @@ import pytest
 
 import stratalog
 from store.kinds import KINDS, SIZES, Content, Kind
-from store.model import QUIET, SMALL, crash_copy
+from store.model import QUIET, SMALL, Clock, crash_copy
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import OffsetOutOfRange, StoreClosed, StoreReadOnly
 from stratalog.layout import names
 from stratalog.store import log_scan
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.disk import PrivateDisk
+from stratalog.store.disk import Disk, PrivateDisk
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
@@ -222,6 +222,108 @@ def test_a_follower_is_told_what_was_deleted_before_it_read_it(tmp_path: Path) -
             b"%d" % raised.value.next_offset
         ]
     writer.store.close()
+
+
+def replace(kind: Kind, root: Path, *, kept: int, more: int) -> None:
+    """Put a backup of a store in its place, which has its first messages, or a new one, and put there."""
+    shutil.rmtree(root)
+    if kept:
+        kind.made(root, count=kept)
+    with kind.open(root, clock_ns=Clock(Clock().now_ms + 100_000)) as store:
+        kind.fill(store, Content(), begin=100, count=more)
+
+
+@pytest.mark.parametrize("more", [1, 24, 70], ids=lambda count: f"{count} more")
+@pytest.mark.parametrize("kept", [0, 20], ids=["new", "backup"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_follower_is_told_that_another_store_was_put_in_the_place(
+    kind: Kind, kept: int, more: int, tmp_path: Path
+) -> None:
+    content, key = kind.made(tmp_path, count=44), kind.queues[0]
+    with stratalog.open(tmp_path, mode="r", **SIZES, **kind.settings) as reader:
+        end = reader.queue(*key).max_offset
+        assert end == len(content.queues[key])
+        followed = reader.queue(*key).read(follow=True)
+        assert [message.queue_offset for message in itertools.islice(followed, end)] == list(range(end))
+        replace(kind, tmp_path, kept=kept, more=more)
+        with stratalog.open(tmp_path, mode="r", **SIZES, **kind.settings) as store:
+            now = store.queue(*key).max_offset
+        with pytest.raises(OffsetOutOfRange, match=f"is not the queue that was read up to offset {end}:") as raised:
+            next(followed)
+        assert raised.value.next_offset == (now if now < end else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_follower_goes_on_in_a_copy_that_has_what_it_read(kind: Kind, tmp_path: Path) -> None:
+    root, content, key = tmp_path / "store", Content(), kind.queues[0]
+    with kind.open(root) as store:
+        kind.fill(store, content)
+    with stratalog.open(root, mode="r", **SIZES, **kind.settings) as reader:
+        followed, end = reader.queue(*key).read(follow=True), len(content.queues[key])
+        assert len(list(itertools.islice(followed, end))) == end
+        shutil.copytree(root, tmp_path / "copy")
+        shutil.rmtree(root)
+        shutil.move(tmp_path / "copy", root)
+        with kind.open(root) as store:
+            kind.fill(store, content, begin=40, count=9)
+        more = [message.queue_offset for message in itertools.islice(followed, len(content.queues[key]) - end)]
+        assert more == list(range(end, len(content.queues[key])))
+
+
+class WatchedDisk(Disk):
+    """A writer's disk: `look` is called before each change."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"replace", "remove", "_create", "create_directory", "sync_directory", "touch"}:
+            self._look()
+        return super().__getattribute__(name)
+
+
+def lose_a_queue(kind: Kind, root: Path) -> None:
+    shutil.rmtree(kind.directory(root, kind.queues[0]))
+
+
+def zero_a_queue(kind: Kind, root: Path) -> None:
+    for path in kind.files(root, kind.queues[0])[-2:]:
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def tear_the_log(_: Kind, root: Path) -> None:
+    newest = max((root / names.COMMIT_LOG).iterdir())
+    data = newest.read_bytes()
+    end = len(data.rstrip(b"\0"))
+    newest.write_bytes(data[: end - 30] + bytes(len(data) - end + 30))
+
+
+@pytest.mark.parametrize(
+    "harm", [None, lose_a_queue, zero_a_queue, tear_the_log], ids=["whole", "lost", "zeroed", "torn"]
+)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_beside_a_writer_that_recovers_no_queue_is_shorter(
+    kind: Kind, harm: Callable[[Kind, Path], None] | None, tmp_path: Path
+) -> None:
+    root, content = tmp_path / "crashed", Content()
+    with kind.open(tmp_path / "store") as store:
+        kind.fill(store, content)
+        store._flush_all()
+        kind.fill(store, content, begin=40, count=7)
+        crash_copy(store, root)
+    if harm:
+        harm(kind, root)
+
+    def ends() -> list[int]:
+        with stratalog.open(root, mode="r", **SIZES, **kind.settings) as reader:
+            return [reader.queue(*key).max_offset for key in kind.queues]
+
+    seen = [ends()]
+    with kind.open(root, disk=WatchedDisk(lambda: seen.append(ends()))):
+        pass
+    assert len(seen) > 5
+    assert seen == [ends()] * len(seen)
 
 
 WRITER = """

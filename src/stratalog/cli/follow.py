@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stratalog.cli.intact import Intact
-from stratalog.cli.output import tell
+from stratalog.cli.output import complain, tell
 from stratalog.cli.place import open_local
-from stratalog.store.following import views
+from stratalog.store.following import is_replaced, message_before, replaced_text, views
 from stratalog.store.message import Message
 
 
@@ -14,9 +14,10 @@ def follow(
     root: Path, topic: str, queue_id: int | None, *, last: int, given: Sequence[str] | None = None,
     intact: Intact | None = None,
 ) -> Iterator[Message]:  # fmt: skip
-    """The last messages of a topic's queues, then new ones, without end. Queues that come later are taken in."""
+    """The last messages of a topic's queues, then new ones, without end. Queues that come later are taken in.
+    Where the store is replaced by another, that is said on stderr, and its last messages follow."""
     intact = intact or Intact()
-    next_offsets: dict[int, int] = {}
+    read: dict[int, tuple[int, Message | None]] = {}
     with open_local(root, given=given) as store:
         for view in views(store):
             for name, number in view.queues():
@@ -24,11 +25,14 @@ def follow(
                     continue
                 queue = view.queue(topic, number)
                 low, end = queue.min_offset, queue.max_offset
-                start = next_offsets.get(number, max(low, end - last) if view is store else low)
+                start, before = read.get(number, (max(low, end - last) if view is store else low, None))
+                if is_replaced(queue, start, before):
+                    complain(f"{replaced_text(queue, start)}. Its last messages follow")
+                    start = max(low, end - last)
                 if start < low:
                     intact.miss(low - start, f"{topic}/{number}: offsets {start:,} to {low - 1:,} were deleted")
                 yield from intact.read(queue, max(start, low))
-                next_offsets[number] = end
-            if view is store and not next_offsets:
+                read[number] = end, message_before(queue, end)
+            if view is store and not read:
                 name = f"topic {topic}" if queue_id is None else f"queue {topic}/{queue_id}"
                 tell(f"there is no {name} yet; waiting for its first message")

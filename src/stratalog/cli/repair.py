@@ -120,7 +120,8 @@ def rebuild(
 
     asked: dict[Part, bool] = {"queues": queues, "index": index, "checkpoint": checkpoint}
     parts = [part for part in PARTS if asked[part]] or list(PARTS)
-    check_store(store)
+    settings = settings_of(given, conf)
+    check_store(store, settings)
     if not yes:
         if as_json:
             show_json({"parts": parts, "done": False})
@@ -130,7 +131,7 @@ def rebuild(
         return
     begin = time.perf_counter()
     with Progress("rebuild") as progress:
-        rebuilt = build(store, settings=settings_of(given, conf), parts=parts, progress=progress.of_opening)
+        rebuilt = build(store, settings=settings, parts=parts, progress=progress.of_opening)
     seconds = time.perf_counter() - begin
     with shows_what_is_done(f"{', '.join(rebuilt.parts)} of {store} are built anew"):
         if as_json:

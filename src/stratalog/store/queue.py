@@ -373,8 +373,9 @@ class Queue(Uncopied):
         """Messages from queue offset `first` (default: the oldest) on, at most `count`.
 
         With `follow` the iterator waits for new messages instead of ending; in a read-only store for those of another
-        process, which come within some 50 ms. Raises `OffsetOutOfRange` outside [min_offset, max_offset]; messages that
-        recovery or a repair could not save are passed over.
+        process, which come within some 50 ms. Raises `OffsetOutOfRange` outside [min_offset, max_offset], also where
+        messages were deleted, or another store was put in the place, while it followed; messages that recovery or a
+        repair could not save are passed over.
         """
         left = 1 << 62 if count is None else exact_count("count", count)
         if follow and self._log.read_only:

@@ -17,6 +17,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import pairwise
 from math import gcd
 from pathlib import Path
 
@@ -75,6 +76,31 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
         _ITEMS: index[1] if index else None,
     }
     return _filled(settings, shown)
+
+
+def check_given_size(name: str, given: int, directories: Sequence[Path], root: Path, disk: Disk) -> None:
+    """Raise `ConfigurationError` where most files of a kind have another size than the one given, and the last writer's
+    note or else their names agree with them."""
+    sizes, steps = Counter[int](), set[int]()
+    for directory in directories:
+        files = _files(directory, disk)
+        sizes.update(size for _, size in files)
+        starts = sorted(start for start, _ in files)
+        steps |= {later - start for start, later in pairwise(starts)}
+    usual, count = max(sizes.items(), key=lambda item: item[1], default=(given, 0))
+    is_usual = 2 * count > sizes.total() and usual in {noted_sizes(root, disk).get(name), *steps}
+    if usual == given or not is_usual:
+        return
+    raise ConfigurationError(
+        f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have {usual:,} bytes, "
+        f"not {given:,}: give that as {name}, or leave it out"
+    )
+
+
+def check_log_size(settings: StoreSettings, root: Path, disk: Disk) -> None:
+    """`check_given_size` of the log's files, if a size was given."""
+    if settings.mapped_file_size_commit_log is not None:
+        check_given_size(_LOG, settings.commit_log_file_size, [root / names.COMMIT_LOG], root, disk)
 
 
 def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -> tuple[StoreSettings, list[str]]:

@@ -42,7 +42,7 @@ from stratalog.store.os_errors import refusing
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import note_sizes, sized
+from stratalog.store.sizes import check_log_size, note_sizes, sized
 from stratalog.store.snapshot import QueueEnd, is_ours, note_damages, note_ends, noted_ends, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
@@ -113,11 +113,12 @@ class _BesideDisk(Disk):
         self._of(directory).clear_unfinished(directory)
 
 
-def check_store(root: Path) -> None:
-    """Raise `NotAStore` where there is no log."""
+def check_store(root: Path, settings: StoreSettings) -> None:
+    """Raise `NotAStore` where there is no log, `ConfigurationError` where its files have another size than given."""
     with refusing(f"{root} cannot be rebuilt"):
         check_finished(root)
         refuse_without_log(root)
+        check_log_size(settings, root, PrivateDisk())
 
 
 def rebuild(
@@ -137,11 +138,12 @@ def rebuild(
     queues would lead to fewer messages than the old ones, or files are missing at the log's end), `DiskFull` or
     `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
-    check_store(root)
+    settings = settings or StoreSettings()
+    check_store(root, settings)
     with refusing(f"{root} cannot be rebuilt", "Run the same command again"):
         release = Disk().lock(root / names.LOCK)
         try:
-            return rebuild_locked(root, settings or StoreSettings(), clock_ns, parts, progress)
+            return rebuild_locked(root, settings, clock_ns, parts, progress)
         finally:
             release()
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, command
+from stratalog.errors import CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
@@ -14,7 +14,7 @@ from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.sizes import noted_sizes
+from stratalog.store.sizes import check_given_size, check_log_size
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
@@ -93,29 +93,16 @@ def misplaced(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
-    """Raise `ConfigurationError` for a size among the settings where all files of the kind have another one, and the
-    last writer's note or else their names agree with them."""
-    noted = noted_sizes(root, disk)
-    places = [("mapped_file_size_commit_log", settings.commit_log_file_size, [root / names.COMMIT_LOG])]
+    """Raise `ConfigurationError` for a size among the settings where most files of the kind have another one."""
+    check_log_size(settings, root, disk)
     for name, tree in (
         ("mapped_file_size_consume_queue", names.CONSUME_QUEUE),
         ("mapper_file_size_batch_consume_queue", names.BATCH_CONSUME_QUEUE),
         ("mapped_file_size_consume_queue_ext", names.CONSUME_QUEUE_EXT),
     ):
-        directories = [directory for *_, directory in queue_directories(root, tree, disk)]
-        places.append((name, queue_file_size(settings, tree), directories))
-    for name, given, directories in places:
-        sizes, steps = set[int](), set[int]()
-        for directory in directories if getattr(settings, name) is not None else ():
-            found = {offset_of(file): size for file, size in disk.files(directory).items() if size}
-            files = {start: size for start, size in found.items() if start is not None}
-            sizes |= set(files.values())
-            steps |= {later - start for start, later in pairwise(sorted(files))}
-        if given not in sizes and sizes == {noted.get(name) or min(steps, default=0)}:
-            raise ConfigurationError(
-                f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have "
-                f"{min(sizes):,} bytes, not {given:,}: give that as {name}, or leave it out"
-            )
+        if getattr(settings, name) is not None:
+            directories = [directory for *_, directory in queue_directories(root, tree, disk)]
+            check_given_size(name, queue_file_size(settings, tree), directories, root, disk)
 
 
 def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path], disk: Disk) -> bool:
