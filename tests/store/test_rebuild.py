@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stratalog
-from store.kinds import BATCH, KINDS, LIGHT_EXTENDED, LIGHT_KIND, Content, Kind
+from store.kinds import BATCH, KINDS, LIGHT_EXTENDED, LIGHT_KIND, Content, Kind, trees
 from store.kinds import SIZES as KIND_SIZES
 from store.model import crash_copy, log_files
 from stratalog.config.settings import StoreSettings
@@ -459,3 +459,22 @@ def test_messages_put_to_a_light_queue_itself_are_in_a_queue(kind: Kind, state: 
     assert verify(tmp_path / "s", settings=given).ok
     again = plan_repair(tmp_path / "s", settings=given)
     assert (again.message_count, again.actions) == (before + 6 - is_lost, [])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_newest_unit_does_not_tell_whether_queues_have_extensions(
+    kind: Kind, number: int, tmp_path: Path
+) -> None:
+    kind.made(tmp_path / "whole")
+    queues = trees(tmp_path / "whole")
+    for byte in (7, 11, 12, 19):
+        root = tmp_path / "store"
+        shutil.copytree(tmp_path / "whole", root)
+        path = kind.files(root, kind.queues[number])[-1]
+        stored = bytearray(path.read_bytes())
+        stored[len(stored.rstrip(b"\0")) // kind.layout.size * kind.layout.size - kind.layout.size + byte] ^= 0x80
+        path.write_bytes(stored)
+        rebuild(root)
+        assert trees(root) == queues, byte
+        shutil.rmtree(root)

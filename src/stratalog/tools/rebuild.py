@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,11 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
+from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import Record
-from stratalog.layout.names import is_index_name, offset_of
+from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
+from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import (
     BATCH_UNIT,
     EXTENSION_ADDRESS_BASE,
@@ -65,6 +68,7 @@ from stratalog.tools.verify_files import (
 Part = Literal["queues", "index", "checkpoint"]
 PARTS: tuple[Part, ...] = ("queues", "index", "checkpoint")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_UNITS_ASKED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,28 +289,32 @@ def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
 
 
 def _extends(root: Path, disk: Disk) -> bool:
-    """Whether the newest unit points to an extension; without any unit, whether there are extensions."""
+    """Whether the newest unit that agrees with its record points to an extension; without any unit, whether there are
+    extensions."""
     if not any(disk.files(directory) for *_, directory in queue_directories(root, names.CONSUME_QUEUE_EXT, disk)):
         return False
     newest = -1, EXTENSION_ADDRESS_BASE
     for topic, queue_id, directory in queue_directories(root, names.CONSUME_QUEUE, disk):
-        for place, unit in [] if is_light(topic) else _newest_unit(directory, disk):  # light queues never have one
-            record = record_at(root, unit[0], disk)
+        units = [] if is_light(topic) else islice(_newest_units(directory, disk), _UNITS_ASKED)  # light: never
+        for place, (commit_log_offset, _, tags_code) in units:
+            record = record_at(root, commit_log_offset, disk)
             own = (topic.encode(), queue_id, place)
-            if record and (record.topic, record.queue_id, record.queue_offset) == own:  # not another queue's, by damage
-                newest = max(newest, (unit[0], unit[2]))
+            if record is None or (record.topic, record.queue_id, record.queue_offset) != own:
+                continue  # another queue's, by damage
+            tags = find_property(record.properties, TAGS.encode()) or ""
+            if topic == SCHEDULE_TOPIC or is_extension_address(tags_code) or tags_code == string_hash(tags):
+                newest = max(newest, (commit_log_offset, tags_code))
+                break
     return is_extension_address(newest[1])
 
 
-def _newest_unit(directory: Path, disk: Disk) -> list[tuple[int, tuple[int, int, int]]]:
-    """Queue offset and fields of the last unit in a queue's files that stands for a message; empty without one."""
+def _newest_units(directory: Path, disk: Disk) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Queue offset and fields of the units in a queue's files that stand for a message, newest first."""
     for name in reversed(disk.files(directory)):
         stored = (directory / name).read_bytes()
         units = np.frombuffer(stored, UNIT.dtype, len(stored) // UNIT.size)
-        real = np.flatnonzero((units["size"] > 0) & ~fillers(units))
-        if real.size:
-            return [((offset_of(name) or 0) // UNIT.size + int(real[-1]), units[real[-1]].item())]
-    return []
+        for number in np.flatnonzero((units["size"] > 0) & ~fillers(units))[::-1].tolist():
+            yield (offset_of(name) or 0) // UNIT.size + number, units[number].item()
 
 
 def _bitmap_count(root: Path, staging: Path, disk: Disk) -> int:
