@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import Result
 
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from stratalog import __version__
 from stratalog.cli.follow import follow
+from stratalog.cli.main import app
 from stratalog.kernels import aside, jit, warm
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import COMMIT_LOG
@@ -315,6 +317,7 @@ def test_putting_one_message_waits_for_no_compiler(
     assert not compiled
 
 
+_COMMANDS = typer.main.get_group(app).commands
 SIZED = {
     "put": ["orders", "x"], "get": ["orders"], "query": ["orders", "all"], "tail": ["orders", "--count", 1],
     "verify": [], "repair": [], "repair --yes": ["--in-place", "--yes"], "rebuild": [], "rebuild --yes": ["--yes"],
@@ -347,3 +350,55 @@ def test_a_wrong_size_of_log_files_is_a_wrong_call_and_the_right_one_is_named(
     if not is_damaged:
         option = ["--set", "mapped_file_size_commit_log=20000"]
         assert call(name.split()[0], tmp_path, *SIZED[name], *option).exit_code == 0
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_the_size_of_an_only_log_file_is_no_smaller_one(name: str, tmp_path: Path, call: Call) -> None:
+    """Nothing else tells the size, but a file is cut rather than extended."""
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        store.put("orders", b"x", keys=["all"])
+    (tmp_path / NOTED).unlink()
+    option = ["--set", "mapped_file_size_commit_log=20000"]
+    said = sentence(call(name.split()[0], tmp_path, *SIZED[name], *option), exit_code=2)
+    assert "have 65,536 bytes, not 20,000: give that as mapped_file_size_commit_log" in said
+
+
+@pytest.mark.parametrize("command", list(_COMMANDS))
+def test_no_path_of_any_command_may_be_empty(
+    command: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an unset variable of the shell: it is not the current directory."""
+    monkeypatch.chdir(tmp_path)
+    parameters = _COMMANDS[command].params
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    named = ("store", "place", "path", "tier", "to", "conf", "file", "folder", "flights")
+    paths = [one for one in parameters if one.name in named and not getattr(one, "is_flag", False)]
+    assert paths
+    for one in paths:
+        given = ["" if one is argument else str(tmp_path / "s") for argument in arguments]
+        result = call(command, *given, *([] if one in arguments else [one.opts[0], ""]))
+        assert result.exit_code == 2, (one.name, result.output)
+        assert "a path that is not empty" in result.stderr or "file ''" in result.stderr
+        assert not list(tmp_path.iterdir())
+
+
+def test_put_takes_a_line_s_end_away_and_nothing_else(tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"unix\ndos\r\ndata\r\r\n\nlast\r")
+    assert call("put", tmp_path / "s", "orders", "--small", "--lines", "--file", file).exit_code == 0
+    with stratalog.open(tmp_path / "s", mode="r") as store:
+        assert [m.body for m in store.queue("orders").read()] == [b"unix", b"dos", b"data\r", b"", b"last\r"]
+
+
+@pytest.mark.parametrize("name", ["", "missing"], ids=["directory", "missing"])
+def test_put_of_what_is_no_file_is_a_wrong_call(name: str, tmp_path: Path, call: Call) -> None:
+    result = call("put", tmp_path / "s", "orders", "--small", "--file", tmp_path / name)
+    assert result.exit_code == 2
+    assert "out of the store" not in result.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_reversed_range_of_times_shows_both(small_store: Path, call: Call) -> None:
+    said = sentence(call("query", small_store, "orders", "all", "--begin", "2027-01-01", "--end", "2026-01-01"),
+                    exit_code=2)  # fmt: skip
+    assert "begin 2027-01-01 00:00:00+00:00 is after end 2026-01-01 00:00:00+00:00" in said

@@ -429,6 +429,7 @@ def test_a_closed_store_takes_and_gives_nothing_and_says_so(open_store: OpenStor
         lambda: asyncio.run(store.put_async("t", b"two")),
         lambda: store.flush(),
         lambda: list(queue.read()),
+        lambda: store.message(0),
         lambda: store.create_topic("other"),
     ):
         with pytest.raises(StoreClosed, match="closed; open it again"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stratalog.cli.output import cut, escaped, message_json, show_json, size_text, tell, terminal_width, time_text
-from stratalog.cli.place import JsonFlag, warm_up
+from stratalog.cli.place import JsonFlag, given_path, warm_up
 from stratalog.cli.read import moment
 from stratalog.errors import IllegalMessage, NotAStore
 
@@ -36,7 +36,10 @@ Body = Literal["text", "hex", "base64", "none"]
 
 
 def dump(
-    path: Annotated[Path, typer.Argument(metavar="FILE_OR_STORE", help="A file, or a directory: every file below it.")],
+    path: Annotated[
+        Path,
+        typer.Argument(parser=given_path, metavar="FILE_OR_STORE", help="A file, or a directory: every file below it."),
+    ],
     kind: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text, tell
-from stratalog.cli.place import JsonFlag, StoreArgument, warm_up
+from stratalog.cli.place import JsonFlag, StoreArgument, given_path, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
 
@@ -22,7 +22,10 @@ _NAMED_MAX = 8
 
 def offload(
     store: StoreArgument,
-    tier: Annotated[Path, typer.Argument(metavar="TIER", help="Directory of the tier; created if it is not there.")],
+    tier: Annotated[
+        Path,
+        typer.Argument(parser=given_path, metavar="TIER", help="Directory of the tier; created if it is not there."),
+    ],
     cluster: Annotated[str | None, typer.Option("--cluster", help="Cluster name in the tier.")] = None,
     broker: Annotated[
         str | None, typer.Option("--broker", help="Broker name in the tier; the store's directory name if not given.")

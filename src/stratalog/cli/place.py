@@ -16,8 +16,25 @@ if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
     from stratalog.tiered import TieredStore
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the message store.")]
-PlaceArgument = Annotated[str, typer.Argument(metavar="PLACE", help="Directory of a message store, or of a tier.")]
+
+def given_path(text: str) -> Path:
+    """A path of the command line. An unset variable of the shell is none; `Path` takes it for the current directory."""
+    if not text:
+        raise typer.BadParameter("give a path that is not empty")
+    return Path(text)
+
+
+def _given_place(text: str) -> str:
+    given_path(text)
+    return text
+
+
+StoreArgument = Annotated[
+    Path, typer.Argument(parser=given_path, metavar="STORE", help="Directory of the message store.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(parser=_given_place, metavar="PLACE", help="Directory of a message store, or of a tier.")
+]
 TierFlag = Annotated[
     bool, typer.Option("--tier", help="PLACE is a tier (found by itself where the directory's content tells).")
 ]
@@ -26,7 +43,9 @@ SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the store, may be repeated (max_index_num=400)."),
 ]
-ConfOption = Annotated[Path | None, typer.Option("--conf", metavar="FILE", help="Settings from a broker.conf.")]
+ConfOption = Annotated[
+    Path | None, typer.Option("--conf", parser=given_path, metavar="FILE", help="Settings from a broker.conf.")
+]
 
 
 def open_local(

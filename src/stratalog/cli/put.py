@@ -34,7 +34,12 @@ def put(
     body: Annotated[
         str | None, typer.Argument(metavar="BODY", help="The message. Without it and --file: lines of stdin.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="File whose content is the message.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", exists=True, dir_okay=False, metavar="FILE", help="File whose content is the message."
+        ),
+    ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="With --file: each of its lines is a message.")] = False,
     queue_id: Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue of the topic.")] = 0,
     tags: Annotated[str | None, typer.Option("--tags", help="Tags, for filtering.")] = None,
@@ -51,7 +56,7 @@ def put(
 ) -> None:
     """Put messages into a store, which is created if it is not there.
 
-    What was put is on the disk when the command says so.
+    What was put is on the disk when the command says so. A line's end (LF or CR LF) is no part of its message.
 
     Exit code 0: put. 1: not, or not all, or the store could not be closed: stderr says what is stored. 2: the call is
     wrong, nothing was put. 3: put, but after damage in the log: stratalog serves the messages, RocketMQ may drop them
@@ -153,7 +158,7 @@ def _put_lines(done: _Done, file: Path | None, described: dict[str, Any]) -> Non
     size = 0
     with _opened(file) as stream, Progress("put") as progress:
         for number, line in enumerate(stream, 1):
-            done.put(line.rstrip(b"\r\n"), described)
+            done.put(line.removesuffix(b"\r\n").removesuffix(b"\n"), described)
             size += len(line)
             if number % 1000 == 0:
                 progress(size, 0, number)

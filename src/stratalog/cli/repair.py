@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratalog.cli.output import before_log, clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
-from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
+from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, given_path, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
 from stratalog.cli.verify import show_problems
@@ -35,7 +35,9 @@ YesFlag = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only 
 
 def repair(
     store: StoreArgument,
-    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Mend a copy, in this new directory.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", parser=given_path, metavar="DIR", help="Mend a copy, in this new directory.")
+    ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Mend the store itself.")] = False,
     yes: YesFlag = False,
     conf: ConfOption = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratalog.cli.output import clean, counted, cut, seconds_text, show_json, table, tell
-from stratalog.cli.place import JsonFlag, warm_up
+from stratalog.cli.place import JsonFlag, given_path, warm_up
 from stratalog.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ _CELL_WIDTH = 60
 
 def sql(
     statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="What to ask, in Spark's SQL.")],
-    store: Annotated[Path | None, typer.Option("--store", help="Directory of a local store.")] = None,
-    tier: Annotated[Path | None, typer.Option("--tier", help="Directory of a tier.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", parser=given_path, metavar="DIR", help="Directory of a local store.")
+    ] = None,
+    tier: Annotated[
+        Path | None, typer.Option("--tier", parser=given_path, metavar="DIR", help="Directory of a tier.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Rows to show at most.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:

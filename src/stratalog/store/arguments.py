@@ -263,8 +263,14 @@ def time_range(begin: Any, end: Any) -> tuple[int, int]:
     """Milliseconds of begin and end, which must not come before it; a begin of 0 is that of time."""
     begin_ms, end_ms = milliseconds("begin", begin), milliseconds("end", end)
     if 0 < begin_ms > end_ms:
-        raise ConfigurationError(f"the time range is reversed: begin {shown(begin)} is after end {shown(end)}")
+        raise ConfigurationError(
+            f"the time range is reversed: begin {_time_text(begin)} is after end {_time_text(end)}"
+        )
     return begin_ms, end_ms
+
+
+def _time_text(value: Any) -> str:
+    return datetime.isoformat(value, " ") if type(value) is datetime else shown(value)
 
 
 def query_range(begin: Any, end: Any, limit: Any) -> tuple[int, int, int]:

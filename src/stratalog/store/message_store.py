@@ -833,6 +833,7 @@ class MessageStore(Uncopied):
         """The message at a log offset, as message ids name it: the record, be it a batch or in light queues as well.
         Raises `CorruptData` when none starts there, or under sync flush when it is not durable yet: no reader sees it
         then."""
+        self._check_open()
         log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
         end = log.durable_offset if self.settings.flush == "sync" else log.end_offset
         if not log.first_offset <= commit_log_offset < end:

@@ -80,7 +80,8 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
 
 def check_given_size(name: str, given: int, directories: Sequence[Path], root: Path, disk: Disk) -> None:
     """Raise `ConfigurationError` where most files of a kind have another size than the one given, and the last writer's
-    note or else their names agree with them."""
+    note or their names agree with them. Where there are neither, the size is larger than the one given: files are cut
+    rather than extended."""
     sizes, steps = Counter[int](), set[int]()
     for directory in directories:
         files = _files(directory, disk)
@@ -88,8 +89,11 @@ def check_given_size(name: str, given: int, directories: Sequence[Path], root: P
         starts = sorted(start for start, _ in files)
         steps |= {later - start for start, later in pairwise(starts)}
     usual, count = max(sizes.items(), key=lambda item: item[1], default=(given, 0))
-    is_usual = 2 * count > sizes.total() and usual in {noted_sizes(root, disk).get(name), *steps}
-    if usual == given or not is_usual:
+    if usual == given or 2 * count <= sizes.total() or not _is_allowed(name, usual):
+        return
+    noted = noted_sizes(root, disk).get(name)
+    known = steps if noted is None else steps | {noted}
+    if usual not in known and (known or usual < given):
         return
     raise ConfigurationError(
         f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have {usual:,} bytes, "

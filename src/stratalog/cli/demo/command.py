@@ -9,7 +9,7 @@ import typer
 
 from stratalog.cli.demo.journal import Journal, Step, open_journal
 from stratalog.cli.output import counted, seconds_text, size_text, table
-from stratalog.cli.place import warm_up
+from stratalog.cli.place import given_path, warm_up
 from stratalog.cli.progress import Progress
 
 EXAMPLES = """
@@ -20,11 +20,15 @@ _STEPS = 6
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", help="Folder for everything that the demo writes.")] = Path(
-        "demo-data"
-    ),
+    folder: Annotated[
+        Path,
+        typer.Option("--dir", parser=given_path, metavar="DIR", help="Folder for everything that the demo writes."),
+    ] = Path("demo-data"),
     flights: Annotated[
-        Path | None, typer.Option("--flights", metavar="FILE", help="A copy of the data, instead of the download.")
+        Path | None,
+        typer.Option(
+            "--flights", parser=given_path, metavar="FILE", help="A copy of the data, instead of the download."
+        ),
     ] = None,
 ) -> None:
     """Walk the whole road on real data: write, check, offload, read back, SQL, report.
