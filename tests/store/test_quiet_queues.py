@@ -10,6 +10,7 @@ import pytest
 from store.kinds import KINDS, Content, Kind
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, OWN_MARK
+from stratalog.store import snapshot
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -55,15 +56,27 @@ ROADS: dict[str, Callable[[Path], object]] = {
 }
 
 
+FEW = ("cut", "lost")
+STOPS = ("clean", "killed while opening", "killed later")
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_its_offsets_are_never_given_again(kind: Kind, damage: str, road: str, is_killed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]
+)
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside a plain queue"])
+def test_its_offsets_are_never_given_again(
+    kind: Kind, damage: str, road: str, stop: str, other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if other:
+        monkeypatch.setattr(snapshot, "TICK_NS", 0)  # the snapshot of plain queues holds then
     root, content = tmp_path / "store", Content()
     with kind.open(root) as store:
         for number in [*QUIET_PUTS, *BUSY_PUTS]:
             kind.put(store, number, content)
+        if other:
+            store.put("other", b"x")
     sorted((root / "commitlog").iterdir())[0].unlink()
     with kind.open(root) as store:
         kind.put(store, 0, content)
@@ -72,9 +85,15 @@ def test_its_offsets_are_never_given_again(kind: Kind, damage: str, road: str, i
         assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
     assert verify(root).ok
 
-    DAMAGES[damage](kind.files(root, kind.queues[1]))
-    if is_killed:  # before the opening had changed anything
+    if stop == "killed while opening":  # before it had changed anything
         (root / ABORT).write_bytes(OWN_MARK)
+    elif stop == "killed later":
+        live = root.rename(tmp_path / "live")
+        with kind.open(live) as store:
+            kind.put(store, 0, content)
+            store._flush_all()
+            shutil.copytree(live, root)
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
     used = ROADS[road](root)
     used = used if isinstance(used, Path) else root
     if damage == "cut" and road == "open":

@@ -78,10 +78,8 @@ from stratalog.store.sizes import note_sizes
 from stratalog.store.snapshot import (
     QueueEnd,
     forget_ends,
-    is_marked,
     is_ours,
     load_queues,
-    lost_ends,
     note_ends,
     noted_left_out,
     store_snapshot,
@@ -190,11 +188,8 @@ class MessageStore(Uncopied):
         self.queue_set.load()
         trusted = last_locked if clean else None
         untouched, damages, noted = load_queues(
-            self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted
+            self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted, is_known=is_known
         )
-        noted = noted if self._disk.is_draft or is_marked(self.root, self._disk) else []
-        if is_known and not untouched:
-            noted += lost_ends(self.root, self._disk, self._dispatcher)
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:

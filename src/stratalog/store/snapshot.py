@@ -194,9 +194,19 @@ def is_ours(root: Path, disk: Disk) -> bool:
 def sealed_ends(root: Path, disk: Disk) -> dict[tuple[str, int], int]:
     """Where queues ended at our last clean stop; it counts if the store `is_ours`. Where a queue's files were lost, and
     its messages are gone from the log, nothing else tells which offsets it gave."""
-    snapshot, seal = _read(root, disk), Checkpoint.load(root, disk).seal
-    if not (snapshot and seal and snapshot.log_end_offset == seal.log_end_offset):
-        return {}
+    snapshot = _read(root, disk)
+    is_sealed = snapshot and _is_sealed(snapshot, Checkpoint.load(root, disk).seal, root, disk)
+    return _ends(snapshot) if snapshot and is_sealed else {}
+
+
+def _is_sealed(snapshot: _Snapshot, seal: Seal | None, root: Path, disk: Disk) -> bool:
+    """Whether the seal is of that clean stop, or of a later checkpoint of a store that we did not close."""
+    if seal is None or snapshot.log_end_offset > seal.log_end_offset:
+        return False
+    return snapshot.log_end_offset == seal.log_end_offset or is_marked(root, disk)
+
+
+def _ends(snapshot: _Snapshot) -> dict[tuple[str, int], int]:
     ends = {(topic, queue_id): end for topic, queue_id, end in snapshot.others}
     return ends | {
         (topic.name, queue.queue_id): queue.end_offset for topic in snapshot.topics for queue in topic.queues
@@ -217,10 +227,9 @@ def _has_grown(root: Path, disk: Disk, seal: Seal) -> bool:
         file.close()
 
 
-def lost_ends(root: Path, disk: Disk, dispatcher: Dispatcher) -> list[QueueEnd]:
-    """Those of the sealed ends that queues do not reach now."""
+def _lost_ends(snapshot: _Snapshot, dispatcher: Dispatcher) -> list[QueueEnd]:
     return [
-        QueueEnd(*key, end, end) for key, end in sealed_ends(root, disk).items()
+        QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()
         if (queue := dispatcher.queues.get(key)) is None or queue.end_offset < end
     ]  # fmt: skip
 
@@ -241,13 +250,15 @@ def _directory(root: Path, topic: str, queue_id: int) -> str:
 
 
 def load_queues(
-    root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal | None, *, lock: Stamp | None
-) -> tuple[bool, list[Damage], list[QueueEnd]]:
+    root: Path, disk: Disk, dispatcher: Dispatcher, log: CommitLog, seal: Seal | None, *, lock: Stamp | None,
+    is_known: bool = False,
+) -> tuple[bool, list[Damage], list[QueueEnd]]:  # fmt: skip
     """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store,
     or written to the log or a queue, since; what was damaged in the log then, and still is; and what an opening noted
-    that was killed, which is good for something if the store `is_marked`.
+    that was killed, and the ends at the clean stop that queues do not reach now.
 
-    `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean.
+    `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean. `is_known` says
+    that the store `is_ours`.
     """
     with _without_collections():
         snapshot = _read(root, disk)
@@ -258,7 +269,7 @@ def load_queues(
                 for topic in snapshot.topics
                 for queue in topic.queues
             ]
-            return all(same), damages, snapshot.ends
+            return all(same), damages, _lost_ends(snapshot, dispatcher) if is_known else []
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
@@ -267,7 +278,9 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
-    return False, damages, snapshot.ends if snapshot else []
+    ends = _lost_ends(snapshot, dispatcher) if snapshot and is_known and _is_sealed(snapshot, seal, root, disk) else []
+    noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
+    return False, damages, ends + noted
 
 
 def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:
