@@ -5,17 +5,32 @@ import contextlib
 import gc
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, SIZES, Content, Key, Kind, Known, read_on, trees
+from store.kinds import (
+    BATCH,
+    EXTENDED,
+    KINDS,
+    PLAIN,
+    QUEUE_FILE_UNITS,
+    SIZES,
+    Content,
+    Key,
+    Kind,
+    Known,
+    read_on,
+    trees,
+)
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from stratalog.layout.properties import encode_properties
+from stratalog.layout.queue import UNIT
 from stratalog.store.message import Message
 from stratalog.store.message_store import MessageStore
 from stratalog.tools.rebuild import rebuild
@@ -421,3 +436,33 @@ def test_no_call_leaves_a_descriptor_or_mapping_of_the_store_behind(kind: Kind, 
         links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         assert not [link for link in links if tmp_path in link.parents]
         assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("mode", ["r", "w"])
+@pytest.mark.parametrize("number", range(QUEUE_FILE_UNITS + 1))
+def test_a_queue_may_begin_anywhere_in_its_file_after_retention_and_a_kill(
+    kind: Kind, mode: str, number: int, tmp_path: Path
+) -> None:
+    """Nothing vouches for the store, and the first live unit is the first of its file in one of the cases."""
+    content = Content()
+    with kind.open(tmp_path) as store:
+        store.put("other", b"x" * (300 * number))
+        kind.fill(store, content, count=160)
+    log = sorted((tmp_path / "commitlog").iterdir())
+    log[0].unlink()
+    for key, messages in content.queues.items():
+        first = min(offset for offset, known in messages.items() if known.commit_log_offset >= int(log[1].name))
+        files = kind.files(tmp_path, key)
+        for path, following in pairwise(files):
+            if kind.layout is UNIT and int(following.name) <= first * UNIT.size:
+                path.unlink()
+    for name in ("checkpoint", "queues.snapshot"):
+        (tmp_path / name).unlink()
+    (tmp_path / "abort").touch()
+    for _ in range(2):
+        with kind.open(tmp_path, mode=mode) as store:
+            for key, messages in content.queues.items():
+                live = {at: known for at, known in messages.items() if known.commit_log_offset >= int(log[1].name)}
+                assert read_on(store.queue(*key)) == (live, [], set())
+                assert store.queue(*key).min_offset == min(live)

@@ -229,7 +229,7 @@ class ConsumeQueue:
 
     @property
     def unit_count(self) -> int:
-        return self.end_offset - self.first_offset
+        return max(0, self.end_offset - self.first_offset)
 
     def count_below(self, commit_log_offset: int) -> int:
         """Units of records before a log offset."""
