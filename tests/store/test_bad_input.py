@@ -234,7 +234,7 @@ def test_all_log_files_missing_is_refused(open_store: OpenStore) -> None:
 
 def test_a_log_file_of_another_size_than_the_setting_names_the_setting(open_store: OpenStore) -> None:
     root = filled(open_store)
-    refused(root, CorruptData, "65,536 bytes", "mapped_file_size_commit_log", mapped_file_size_commit_log=32768)
+    refused(root, ConfigurationError, "65,536 bytes", "mapped_file_size_commit_log", mapped_file_size_commit_log=32768)
 
 
 @pytest.mark.parametrize("size", [0, 19, 500, 999, 1001, 2000])

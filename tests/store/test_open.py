@@ -123,7 +123,7 @@ def test_the_lock_is_free_after_a_log_file_could_not_be_removed(
 
 def test_the_abort_mark_stands_while_the_store_is_open_and_names_the_process(open_store: OpenStore) -> None:
     store = open_store()
-    assert (store.root / "abort").read_text() == str(os.getpid())
+    assert (store.root / "abort").read_text() == f"stratalog {os.getpid()}"
     assert store.recovery.clean
     store.close()
     assert not (store.root / "abort").exists()

@@ -181,7 +181,8 @@ class MessageStore(Uncopied):
         abort = self.root / names.ABORT
         clean, is_accepted = not self._disk.exists(abort), False
         checkpoint = Checkpoint.load(self.root, self._disk)  # first: beside a writer it must not be ahead of the log
-        is_known = self._disk.is_draft or is_ours(self.root, self._disk)
+        # A reader may see the ends of a writer that closes meanwhile beside files of before.
+        is_known = not self._disk.read_only and (self._disk.is_draft or is_ours(self.root, self._disk))
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer

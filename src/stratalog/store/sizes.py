@@ -80,8 +80,8 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
 
 def check_given_size(name: str, given: int, directories: Sequence[Path], root: Path, disk: Disk) -> None:
     """Raise `ConfigurationError` where most files of a kind have another size than the one given, and the last writer's
-    note or their names agree with them. Where there are neither, the size is larger than the one given: files are cut
-    rather than extended."""
+    note or else their names agree with them. Where there are neither, the size is larger than the one given: files are
+    cut rather than extended."""
     sizes, steps = Counter[int](), set[int]()
     for directory in directories:
         files = _files(directory, disk)
@@ -92,7 +92,7 @@ def check_given_size(name: str, given: int, directories: Sequence[Path], root: P
     if usual == given or 2 * count <= sizes.total() or not _is_allowed(name, usual):
         return
     noted = noted_sizes(root, disk).get(name)
-    known = steps if noted is None else steps | {noted}
+    known = steps if noted is None else {noted}
     if usual not in known and (known or usual < given):
         return
     raise ConfigurationError(
