@@ -134,7 +134,11 @@ def test_rebuild_needs_a_yes(small_store: Path, call: Call) -> None:
     before = prints(small_store)
     assert "add --yes" in call("rebuild", small_store).stdout
     assert prints(small_store) == before
-    assert "20 units in 2 queues" in call("rebuild", small_store, "--yes").stdout
+    told = call("rebuild", small_store, "--yes").stdout
+    assert "20 units in 2 queues" in told
+    assert "without a directory" not in told
+    shutil.rmtree(small_store / "consumequeue" / "orders" / "0")
+    assert "1 queue without a directory" in call("rebuild", small_store, "--yes").stdout
     assert call("verify", small_store).exit_code == 0
 
 

@@ -64,7 +64,7 @@ def damage_newest(root: Path, offsets: list[int], log_file_size: int) -> None:
 
 def told(store: MessageStore) -> tuple[dict[Key, int], list[str]]:
     ends = {key: store.queue(*key).max_offset for key in store.queues()}
-    return ends, [note for note in store.recovery.notes if "lost" in note]
+    return ends, [note for note in store.recovery.notes if "lost" in note and "without a directory" not in note]
 
 
 def make(root: Path, kind: Kind, state: str, *, is_clean: bool, mark: bytes = OWN_MARK) -> None:

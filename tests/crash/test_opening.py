@@ -518,7 +518,8 @@ def test_an_offset_that_no_record_has_is_told_where_no_damage_explains_it(number
     stored[at : at + 8] = number.to_bytes(8, signed=True)
     path.write_bytes(stored)
     with open_tiny(root) as store:
-        behind, gap = store.recovery.notes
+        behind, gap, made = store.recovery.notes
+        assert made.startswith("queues without a directory, built again from the messages in the log: ")
         assert behind.startswith(f"log offset {offsets[20]:,}: offset {number} in t/0 cannot be")
         assert gap == "t/0: no record of the log has offset 10"
         assert [one.commit_log_offset for one in store.recovery.left_out] == [offsets[20]]

@@ -180,7 +180,7 @@ def test_a_full_disk_at_the_close_costs_only_the_snapshot(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store._disk, "touch", full)
+    monkeypatch.setattr(store._disk, "mark", full)
     store.close()
     assert not (folder / "store" / "abort").exists()
     with open_tiny(folder / "store") as store:

@@ -85,3 +85,27 @@ def test_the_new_messages_are_served(rocketmq: RocketMQ, count: int, is_killed: 
         assert served(rocketmq) == expected
         rocketmq.ask("close")
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["messages in the log", "messages gone"])
+def test_a_topic_that_was_only_deleted(rocketmq: RocketMQ, is_gone: bool, tmp_path: Path) -> None:
+    """Its messages come back as long as the log has them, and opening says so; later nothing of it does."""
+    root = tmp_path / "store"
+    with stratalog.open(root, **SIZES) as store:
+        for number in range(OLD):
+            store.put(TOPICS[0], b"%03d" % number * 10)
+        store.put_many(TOPICS[1], [b"%03d" % number * 10 for number in range(200)])
+        assert len(store.log.files) > 1
+    if is_gone:
+        sorted((root / "commitlog").iterdir())[0].unlink()
+        with stratalog.open(root, **SIZES) as store:
+            assert store.queue(TOPICS[0]).min_offset == store.queue(TOPICS[0]).max_offset == OLD
+    opened(rocketmq, root)
+    assert rocketmq.ask("delete", names=[TOPICS[0]])["deleted"] == 1
+    rocketmq.ask("close")
+    with stratalog.open(root, **SIZES) as store:
+        assert (TOPICS[0] in store.topics()) is not is_gone
+        assert store.queue(TOPICS[0]).max_offset == (0 if is_gone else OLD)
+        assert any("topics deleted" in note for note in store.recovery.notes) is not is_gone
+        store.put(TOPICS[0], b"new")
+    assert verify(root, settings=SETTINGS).ok

@@ -13,7 +13,7 @@ from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Kind, read_on
 from store.model import Clock
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
-from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, OWN_MARK, SNAPSHOT
+from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
@@ -42,6 +42,7 @@ def delete(store: MessageStore, kind: Kind) -> None:
 
 def unseal(root: Path) -> None:
     """Without what only stratalog writes, as RocketMQ leaves a store."""
+    (root / LOCK).write_bytes(b"lock")
     (root / SNAPSHOT).unlink(missing_ok=True)
     replace(Checkpoint.load(root, Disk()), seal=None).store(root, Disk())
 

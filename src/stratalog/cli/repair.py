@@ -150,6 +150,10 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     shown = {"built": ", ".join(rebuilt.parts), "log": f"{rebuilt.record_count:,} records"}
     if "queues" in rebuilt.parts:
         shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
+        if rebuilt.new_queue_count:
+            shown["new"] = (
+                f"{counted(rebuilt.new_queue_count, 'queue')} without a directory before: lost, or deleted topics"
+            )
     if "index" in rebuilt.parts:
         shown["index"] = f"{rebuilt.index_item_count:,} items"
     if rebuilt.bitmap_count:
@@ -160,7 +164,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
 def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
         "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
-        "queues": rebuilt.queue_count, "units": rebuilt.unit_count, "indexItems": rebuilt.index_item_count,
+        "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count, "units": rebuilt.unit_count,
+        "indexItems": rebuilt.index_item_count,
         "bitmapsLost": rebuilt.bitmap_count,
         "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],
     }  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from stratalog.errors import CorruptData, DiskFull, StoreClosed, StoreFailed, StoreLocked
-from stratalog.layout.names import ABORT
+from stratalog.layout.names import ABORT, OWN_MARK
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.os_errors import FULL, next_step
 
@@ -316,9 +316,14 @@ class Disk:
             return 0, 0, 0
         return status.st_ino, status.st_size, status.st_ctime_ns
 
-    def touch(self, path: Path) -> Stamp:
-        """Set a file's times to now, by the file system's own clock."""
-        os.utime(path)
+    def mark(self, path: Path, data: bytes) -> Stamp:
+        """Write the begin of a file in place, durably; its times are now, by the file system's own clock."""
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         return self.stamp(str(path))
 
     def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
@@ -391,7 +396,8 @@ class _Lock:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             self._set(fcntl.F_WRLCK)
-            os.pwrite(self._fd, b"lock", 0)
+            is_marked = os.pread(self._fd, len(OWN_MARK), 0) == OWN_MARK
+            os.pwrite(self._fd, OWN_MARK if is_marked else b"lock", 0)
         except BaseException as error:
             self._close()
             if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):

@@ -191,6 +191,7 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted, is_known=is_known
         )
+        known = set(self._dispatcher.queues)
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:
@@ -230,6 +231,12 @@ class MessageStore(Uncopied):
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
+        made = sorted(self._dispatcher.queues.keys() - known)
+        if made and clean and not beside_writer and not self._disk.is_draft:
+            self.recovery.notes.append(
+                f"queues without a directory, built again from the messages in the log: {len(made):,}, the first "
+                f"{made[0][0]}/{made[0][1]}. Their files were lost, or their topics deleted"
+            )
         found, begin = self.recovery, self.recovery.scanned_from  # some before it may have been found again
         earlier = [damage for damage in damages if damage.begin < begin]
         found.quarantined = list({damage.begin: damage for damage in earlier + found.quarantined}.values())

@@ -38,7 +38,6 @@ from stratalog.store.log_scan import Damage, is_finished, is_record
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
 _CRC_SIZE = 9
-_SIZE_BYTES = 4
 _NO_STAMP: Stamp = (0, 0, 0)
 
 
@@ -101,6 +100,7 @@ def store_snapshot(
         queues = []
     ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
     with contextlib.suppress(OSError):
+        lock = disk.mark(root / names.LOCK, names.OWN_MARK)
         if not queues:
             note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset, ends)
             return
@@ -111,7 +111,7 @@ def store_snapshot(
             topics.setdefault(queue.topic, []).append(_noted(root, disk, queue))
         above = root / names.CONSUME_QUEUE
         snapshot = _Snapshot(
-            disk.touch(root / names.LOCK),
+            lock,
             _newest_file(log, disk),
             log.first_offset,
             seal.log_end_offset,
@@ -177,18 +177,16 @@ def noted_begins(root: Path, disk: Disk) -> dict[tuple[str, int], QueueBegin]:
 
 def is_marked(root: Path, disk: Disk) -> bool:
     """Whether we were the last to open the store, and did not close it. RocketMQ writes the abort file anew."""
-    path = root / names.ABORT
-    return not path.is_dir() and (disk.read(path, size_max=len(names.OWN_MARK), cut=True) or b"").startswith(
-        names.OWN_MARK
-    )
+    return _has_mark(root / names.ABORT, disk)
 
 
 def is_ours(root: Path, disk: Disk) -> bool:
     """Whether only we can have put messages or deleted queues since our last clean stop."""
-    seal = Checkpoint.load(root, disk).seal
-    return is_marked(root, disk) or bool(
-        seal and not disk.exists(root / names.ABORT) and not _has_grown(root, disk, seal)
-    )
+    return is_marked(root, disk) or (not disk.exists(root / names.ABORT) and _has_mark(root / names.LOCK, disk))
+
+
+def _has_mark(path: Path, disk: Disk) -> bool:
+    return not path.is_dir() and disk.read(path, size_max=len(names.OWN_MARK), cut=True) == names.OWN_MARK
 
 
 def sealed_ends(root: Path, disk: Disk) -> dict[tuple[str, int], int]:
@@ -211,20 +209,6 @@ def _ends(snapshot: _Snapshot) -> dict[tuple[str, int], int]:
     return ends | {
         (topic.name, queue.queue_id): queue.end_offset for topic in snapshot.topics for queue in topic.queues
     }
-
-
-def _has_grown(root: Path, disk: Disk, seal: Seal) -> bool:
-    """Whether the log goes on after the end that it had at the clean stop."""
-    directory = root / names.COMMIT_LOG
-    starts = [start for start in map(names.offset_of, disk.files(directory)) if start is not None]
-    newest = max((start for start in starts if start <= seal.log_end_offset), default=0)
-    if not starts or max(starts) > newest:
-        return bool(starts)
-    file = disk.open(directory / names.offset_name(newest))
-    try:
-        return any(file.read(seal.log_end_offset - newest, _SIZE_BYTES))
-    finally:
-        file.close()
 
 
 def _lost_ends(snapshot: _Snapshot, dispatcher: Dispatcher) -> list[QueueEnd]:

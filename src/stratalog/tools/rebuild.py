@@ -85,6 +85,8 @@ class Rebuilt:
     left_out: tuple[LeftOut, ...] = ()
     unqueued: str = ""
     """Which messages of the log are in no queue, though the old queues led to them or are lost."""
+    new_queue_count: int = 0
+    """Queues without a directory before: their files were lost, or their topics deleted."""
     bitmap_count: int = 0
     """Filter bitmaps of queue extensions that were lost: they come from a broker's subscriptions, not from the log."""
 
@@ -200,11 +202,13 @@ def rebuild_locked(
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
             raise of_wrong_type(root, topic, outside[topic])
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
-        counts = [_message_units(directory, disk) for directory in _queues(staging, disk)]
+        built = list(_queues(staging, disk))
+        counts = [_message_units(directory, disk) for directory in built]
+        new_count = sum(not (root / directory.relative_to(staging)).exists() for directory in built)
         carried = _carry_over(root, staging, disk, settings, log, may_forget=may_serve_less)
         rebuilt = replace(
             rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
-            queue_count=len(counts) + len(carried), unit_count=sum(counts),
+            queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)

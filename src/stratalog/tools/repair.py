@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, StoreLocked, command
-from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, QUARANTINE, STAGING, UNFINISHED_COPY
-from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, lock_owner
+from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE, STAGING, UNFINISHED_COPY
+from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk, lock_owner
 from stratalog.store.os_errors import refusing
-from stratalog.store.snapshot import keep_ends
+from stratalog.store.snapshot import is_ours, keep_ends
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import free_name, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
@@ -106,6 +106,8 @@ def _copied(source: Path, target: Path, step: Step) -> Path:
     (target / UNFINISHED_COPY).write_text(str(source.absolute()), errors="replace")
     Disk().sync_directory(target)
     copy_tree(source, target, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
+    if is_ours(source, PrivateDisk()):
+        Disk().replace(target / LOCK, OWN_MARK)
     return target
 
 
