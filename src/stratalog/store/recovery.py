@@ -56,7 +56,7 @@ else is derived, and what is derived is vouched for on the way (`rederive`); bef
 checkpoint is made to vouch for the log alone, and before units go that alone tell where a queue begins or ends, that is
 noted.
 The scan begins at the newest record below the seal that a queue knows; without a seal that holds, at the log's
-beginning. After a crash damage is looked for in the last three log files too, where RocketMQ would end the log.
+beginning. After a crash damage is looked for in the last three log files too, where RocketMQ may end the log.
 
 Much of the log that nothing vouches for (no seal after a crash, or queues that contradict it) is read once: queues
 and index are built of each piece as it is verified. For that the last piece is walked first: whatever is refused is
