@@ -9,7 +9,7 @@ LOCKS := locks/build.txt locks/main.txt locks/java.txt
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture bench race lint format lock clean
+.PHONY: help setup demo test matrix torture bench race lint format lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,11 +31,14 @@ $(STAMP): $(LOCKS) pyproject.toml
 demo: setup ## the whole road on real data: put, verify, offload, read back, SQL (under ./demo-data)
 	@$(BIN)/stratalog demo --dir ./demo-data
 
-test: setup ## lint, types and every test
+test: setup ## lint, types and the tests
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy src
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+matrix: setup ## every case of the large test matrices, of which `make test` runs one in a few
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m one_in --whole-matrix
 
 torture: setup ## kill, cut power, fill disks, flip bits, plant faults: SEED= FORM=short|full ROWS=a,b CASE=
 	@PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(FORM),--form $(FORM)) \

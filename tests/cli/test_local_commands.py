@@ -324,6 +324,7 @@ SIZED = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "one file cut"])
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("size", [7000, 10_000, 40_000, 1 << 30])

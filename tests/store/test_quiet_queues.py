@@ -60,6 +60,7 @@ FEW = ("cut", "lost")
 STOPS = ("clean", "killed while opening", "killed later")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]

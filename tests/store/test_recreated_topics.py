@@ -138,6 +138,7 @@ CASES = [("closed by RocketMQ", FEWER), ("closed by RocketMQ", AS_MANY), ("close
          ("closed", FEWER), ("killed with a seal", MORE), ("index gone", FEWER), ("a queue gone", MORE)]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("state", "count"), CASES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -238,6 +239,7 @@ def test_the_tools_keep_the_second_topic_after_a_killed_opening(
         shutil.rmtree(root)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("state", KILLED_STATES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -272,6 +274,7 @@ def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.Monkey
     return False
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("earlier", ["closed", "closed, then killed", "opening killed"])
