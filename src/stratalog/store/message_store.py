@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -589,16 +590,21 @@ class MessageStore(Uncopied):
 
         Raises `DiskFull`, `StoreFailed`; what could not be written is done again at the next call.
         """
-        log = self.log
         if self.derived_failure:
             raise self.derived_failure.with_traceback(None)
         try:
-            self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
+            self._dispatcher.dispatch(self._readable_end)
         except (OSError, StoreFailed) as error:
             raise self._reason(error) from error
 
-    def catch_up(self) -> None:
-        """Dispatch for a reader: what is in the queues already can be read though no more can be written.
+    @property
+    def _readable_end(self) -> int:
+        """Log offset below which readers of this store see messages."""
+        return self.log.durable_offset if self.settings.flush == "sync" else self.log.end_offset
+
+    def catch_up(self) -> StratalogError | None:
+        """Dispatch for a reader: what is in the queues already can be read though no more can be written. Returns the
+        error then, for whoever comes to their end.
 
         Raises `StoreClosed`.
         """
@@ -607,8 +613,21 @@ class MessageStore(Uncopied):
             self.dispatch()
         except InsideCall:
             raise
-        except (DiskFull, StoreFailed, StoreUnavailable):
-            pass
+        except (DiskFull, StoreFailed, StoreUnavailable) as error:
+            begin = self._dispatcher.progress.offset
+            if begin < self._readable_end:
+                behind = copy(error)
+                behind.args = (
+                    f"{self.root}: messages from log offset {begin:,} on are not in their queues and the index. "
+                    f'{error}. To read them now, open the store with mode="r"',
+                )
+                return behind
+        return None
+
+    def complete(self) -> None:
+        """Dispatch for a reader who asks what there is. Raises what `catch_up` returns."""
+        if behind := self.catch_up():
+            raise behind
 
     def _flush_all(self) -> None:
         """Log, then what is derived from it, then the checkpoint that vouches for both as they were before the sync."""
@@ -717,8 +736,9 @@ class MessageStore(Uncopied):
         return self._dispatcher.queue(queue.topic, queue.queue_id)
 
     def queues(self) -> list[tuple[str, int]]:
-        """(topic, queue id) of every queue that has or had messages."""
-        self.catch_up()
+        """(topic, queue id) of every queue that has or had messages. Raises as `dispatch` does while messages are in
+        no queue."""
+        self.complete()
         return sorted(key for key, queue in list(self._dispatcher.queues.items()) if queue.end_offset)
 
     def topics(self) -> list[str]:
@@ -769,10 +789,12 @@ class MessageStore(Uncopied):
 
         Every hit was checked against the record: two keys with one hash are told apart. A batch is found by its own
         keys and unique key: its members that carry the key are returned, all of them where none does.
+
+        Raises as `dispatch` does while messages are not in the index.
         """
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, count = query_range(begin, end, limit)
-        self.catch_up()
+        self.complete()
         hits = self._find(topic, [key], begin_ms, end_ms, count)[0]
         return hits if isinstance(hits, Hits) else Hits(hits)
 
@@ -787,7 +809,7 @@ class MessageStore(Uncopied):
         """
         distinct = list(dict.fromkeys(text_list("keys", keys)))
         topic, (begin_ms, end_ms, count) = exact_text("topic", topic), query_range(begin, end, limit)
-        self.catch_up()
+        self.complete()
         return HitsByKey(zip(distinct, self._find(topic, distinct, begin_ms, end_ms, count), strict=True))
 
     def _find(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
@@ -821,7 +843,7 @@ class MessageStore(Uncopied):
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, _ = query_range(begin, end, None)
-        self.catch_up()
+        self.complete()
         return self._lookup.candidates(topic, key, begin=begin_ms, end=end_ms)
 
     @loads("messages cannot be read")
@@ -838,7 +860,7 @@ class MessageStore(Uncopied):
         then."""
         self._check_open()
         log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
-        end = log.durable_offset if self.settings.flush == "sync" else log.end_offset
+        end = self._readable_end
         if not log.first_offset <= commit_log_offset < end:
             raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {end})")
         return self.log.message(commit_log_offset)

@@ -49,9 +49,11 @@ def read_queue(
     an extension holds is not needed: where it is damaged the messages are read all the same."""
     chunk = _CHUNK_UNITS_FIRST
     while left > 0:
-        queue.store.catch_up()
+        behind = queue.store.catch_up()
         units = stored.units(start, min(left, chunk))
         if not units:
+            if behind:
+                raise behind
             if not follow:
                 return
             time.sleep(_FOLLOW_PAUSE_S)
