@@ -56,7 +56,7 @@ from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush,
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.locks import InsideCall, free, is_owned
-from stratalog.store.lookup import Hits, HitsByKey, Lookup
+from stratalog.store.lookup import Hits, HitsByKey, Lookup, with_ranges
 from stratalog.store.message import Message
 from stratalog.store.os_errors import (
     FULL,
@@ -71,7 +71,7 @@ from stratalog.store.os_errors import (
 )
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
-from stratalog.store.reading import damaged_record
+from stratalog.store.reading import damaged_range, damaged_record
 from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
@@ -783,7 +783,7 @@ class MessageStore(Uncopied):
 
         The newest `limit` of them (None: all), oldest first; `more` of the result says whether there are older ones.
         A damaged record does not hide the others: `damaged` of the result holds a `CorruptData` for each that the index
-        has for the key and that cannot be read.
+        has for the key and that cannot be read, and for each damaged range of the log that opening found.
 
         Times are aware datetimes or milliseconds since 1970; what looks like seconds raises `ConfigurationError`.
 
@@ -803,7 +803,7 @@ class MessageStore(Uncopied):
         limit: int | None = HITS_MAX,
     ) -> HitsByKey:  # fmt: skip
         """What `query` returns for each of many keys, thousands at once for little more than a microsecond each. `more`
-        of the result holds the keys that have older messages, `damaged` those with records that cannot be read.
+        of the result holds the keys that have older messages, `damaged` those of which messages may be missing.
 
         Raises as `query` does: `ConfigurationError` without an index.
         """
@@ -822,8 +822,19 @@ class MessageStore(Uncopied):
             found = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
             if self.queue_set.has_special and self.queue_set.is_batch(topic):
                 found = [members_with(hits, key, limit) for hits, key in zip(found, keys, strict=True)]
+        if ranges := self.damaged_ranges():
+            found = [with_ranges(hits, ranges) for hits in found]
         self._check_open()
         return found
+
+    def damaged_ranges(self) -> list[tuple[int, CorruptData]]:
+        """End and error of each damaged range of the log that opening found, newest first: what was in it may be in no
+        index."""
+        return [
+            (one.end, damaged_range(self.log, one.begin, one.end))
+            for one in reversed(self.recovery.quarantined)
+            if one.end > self.log.first_offset
+        ]
 
     def damaged_hit(self, topic: str, key: str, commit_log_offset: int) -> CorruptData:
         """The error of a record that the index has for a key, with its place in a queue where a unit leads to it."""

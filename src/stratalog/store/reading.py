@@ -126,6 +126,19 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
     return message
 
 
+def damaged_range(log: "CommitLog", begin: int, end: int) -> CorruptData:
+    """The error of a damaged range of the log, of which no index may know what was in it."""
+    path, position = log.directory, begin
+    with contextlib.suppress(IndexError):
+        file, position = log.file_at(begin)
+        path = file.path
+    return CorruptData(
+        f"log offsets {begin:,} to {end - 1:,} are damaged, and may have held messages with the key. "
+        f"{command('verify', log.directory.parent)} tells more",
+        path=str(path), position=position,
+    )  # fmt: skip
+
+
 def damaged_record(log: "CommitLog", commit_log_offset: int, what: str, next_step: str = "") -> CorruptData:
     """The error of a place in the log where no whole record stands, with the reason."""
     file, position = log.file_at(commit_log_offset)
