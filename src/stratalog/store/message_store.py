@@ -63,6 +63,7 @@ from stratalog.store.os_errors import (
     SHORTAGES,
     file_of,
     is_no_thread,
+    kernels_refusal,
     loads,
     refusal,
     refusing,
@@ -409,7 +410,7 @@ class MessageStore(Uncopied):
             self._bind_awaiting()
         except (RuntimeError, ImportError, OSError) as error:  # kernels are loaded on a thread, from files: until
             is_short = is_no_thread(error) if isinstance(error, RuntimeError) else shortage_of(error)
-            if not is_short:  # there is room for these, Python puts
+            if not (is_short or kernels_refusal(error)):  # there is room for these, Python puts
                 raise
 
     def _bind_awaiting(self) -> None:
@@ -717,8 +718,10 @@ class MessageStore(Uncopied):
         self._checkpointed = progress.offset
 
     def _reason(self, error: OSError | StoreFailed) -> StratalogError:
-        """What to tell when derived files cannot be written. But for a shortage or a full disk, it ends the store's
-        writing: what the kernel could not write once must not be flushed again."""
+        """What to tell when derived files cannot be written. But for a shortage, a full disk or kernels that cannot
+        be loaded, it ends the store's writing: what the kernel could not write once must not be flushed again."""
+        if told := kernels_refusal(error):
+            return told
         safe = "The messages are safe in the log and appear in their queues then"
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             return refusal(f"queues of {self.root} cannot be written", error, safe)
