@@ -128,8 +128,8 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
 
 def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
     """For a function whose first call loads modules or compiled kernels: where the process has no descriptor or memory
-    left for that, or cannot read them, it raises `StoreUnavailable`, which says `what` was not done. Nothing was written
-    then."""
+    left for that, or cannot read them, it raises `StoreUnavailable`, which says `what` was not done. Nothing was
+    written then."""
 
     def decorated(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         @wraps(function)
