@@ -416,6 +416,7 @@ class MessageStore(Uncopied):
     def _bind_awaiting(self) -> None:
         if self._words is None:
             words = StoreWords(MethodType(MessageStore.put, self))
+            words.owner = (words.bytes, self, *words.owner[1:])  # to refuse, before a view does, to be pickled
             put = native_put.put.bind(words.owner)
             vars(self)["put"], self._words = put, words
         while self._awaiting:

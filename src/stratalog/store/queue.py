@@ -164,6 +164,11 @@ class Queue(Uncopied):
             self,
             self._sync,
         )
+        self.words.owner = (
+            self.words.bytes,
+            self,
+            *self.words.owner[1:],
+        )  # to refuse, before a view does, to be pickled
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
         vars(self)["put_many"] = put_many.bind(self.words.owner)
         vars(self)["put"] = native_put.put.bind(self.words.owner)
