@@ -416,7 +416,11 @@ class MessageStore(Uncopied):
     def _bind_awaiting(self) -> None:
         if self._words is None:
             words = StoreWords(MethodType(MessageStore.put, self))
-            words.owner = (words.bytes, self, *words.owner[1:])  # to refuse, before a view does, to be pickled
+            words.owner = (
+                words.bytes,
+                self,
+                *words.owner[1:],
+            )  # says that it cannot be pickled, before a memoryview does
             put = native_put.put.bind(words.owner)
             vars(self)["put"], self._words = put, words
         while self._awaiting:
@@ -774,6 +778,13 @@ class MessageStore(Uncopied):
                 name, queues=queues, queue_type=queue_type, now_ms=self.clock_ns() // 1_000_000,
                 release=self.settings.compatibility,
             )  # fmt: skip
+
+    def enter_batch_topic(self, topic: str, queue_id: int) -> None:
+        """Before a put: enter a batch topic that its directory alone tells of into `topics.json`, where there is one.
+        RocketMQ knows the type of a topic from that file only. Raises as `create_topic` does."""
+        if self.topic_table.lacks(topic) and not self._disk.read_only:
+            numbers = [number for name, number in list(self._dispatcher.queues) if name == topic]
+            self.create_topic(topic, queues=1 + max([queue_id, *numbers]), queue_type="BatchCQ")
 
     def consumer_offsets(self) -> dict[tuple[str, str, int], int]:
         """Next queue offset to consume by (group, topic, queue id), as a broker wrote it last. Raises `CorruptData`."""

@@ -164,11 +164,8 @@ class Queue(Uncopied):
             self,
             self._sync,
         )
-        self.words.owner = (
-            self.words.bytes,
-            self,
-            *self.words.owner[1:],
-        )  # to refuse, before a view does, to be pickled
+        words, *others = self.words.owner
+        self.words.owner = (words, self, *others)  # a queue says that it cannot be pickled, before a memoryview does
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
         vars(self)["put_many"] = put_many.bind(self.words.owner)
         vars(self)["put"] = native_put.put.bind(self.words.owner)
