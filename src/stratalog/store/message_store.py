@@ -416,11 +416,8 @@ class MessageStore(Uncopied):
     def _bind_awaiting(self) -> None:
         if self._words is None:
             words = StoreWords(MethodType(MessageStore.put, self))
-            words.owner = (
-                words.bytes,
-                self,
-                *words.owner[1:],
-            )  # says that it cannot be pickled, before a memoryview does
+            first, *others = words.owner
+            words.owner = (first, self, *others)  # a store says that it cannot be pickled, before a memoryview does
             put = native_put.put.bind(words.owner)
             vars(self)["put"], self._words = put, words
         while self._awaiting:
