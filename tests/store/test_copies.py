@@ -3,13 +3,16 @@
 import copy
 import pickle  # noqa: TID251 - what other processes do with objects
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import BuiltinMethodType
 from typing import Any
 
 import pytest
 
 from store.conftest import OpenStore
 from stratalog import tiered
+from stratalog.kernels import jit
 from stratalog.tiered import Manifest, PosixBackend
 
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -41,4 +44,10 @@ def test_open_stores_and_queues_say_that_they_cannot_be_copied(how: str, open_st
             with pytest.raises(TypeError, match="cannot be pickled or copied: pass its path and open it there"):
                 COPIES[how](value)
     backend.close()
+    assert isinstance(store.put, BuiltinMethodType) == jit.HOLDS_THE_GIL
+    queue = store.queue("t")
+    for method in (store.put, store.put_many, store.query, queue.put, queue.put_raw, queue.put_many, queue.read):
+        for value in (method, partial(method, b"two")):
+            with pytest.raises(TypeError, match="cannot be pickled or copied: pass its path and open it there"):
+                pickle.dumps(value)
     assert store.put("t", b"two").queue_offset == 1

@@ -11,11 +11,13 @@ import pytest
 
 import stratalog
 from store.damage import change
-from store.kinds import KINDS, Content, Kind, read_on
+from store.kinds import BATCH, KINDS, Content, Kind, read_on
 from store.model import QUIET, scratch_folder
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, CONSUME_QUEUE_EXT, SNAPSHOT
 from stratalog.store.config_files import COPY, TOPICS
+from stratalog.store.disk import Disk
+from stratalog.store.topics import Topics
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -130,6 +132,41 @@ def _batches(root: Path) -> None:
         store.create_topic("batches", queues=2, queue_type="BatchCQ")
         for number in range(20):
             store.queue("batches", number % 2).put_batch([b"one", b"two"], unique_key=f"u{number}")
+
+
+@pytest.mark.parametrize("state", ["intact", "gone", "garbage", "older", "copy only", "older copy only"])
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_a_batch_queue_is_made_only_after_topics_json_tells_its_type(state: str, ends: str, tmp_path: Path) -> None:
+    """Where there is no such file, or none that can be read, none is written."""
+    root = tmp_path / "store"
+    BATCH.made(root)
+    file = root / CONFIG / TOPICS
+    copy = file.with_name(TOPICS + COPY)
+    for path, content in zip((file, copy), _states(file.read_bytes())[state], strict=True):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+    before = {path: path.read_bytes() for path in (file, copy) if path.exists()}
+    store = BATCH.open(root)
+    queue = store.queue("batches", 5 if state != "garbage" else 1)
+    assert {path: path.read_bytes() for path in (file, copy) if path.exists()} == before, "reading writes nothing"
+    queue.put_batch([b"one", b"two"], unique_key="u")
+    if ends == "killed":
+        shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns("lock"))
+        root = tmp_path / "copy"
+    store.close()
+    entry = Topics(root, Disk()).configs.get("batches")
+    if state in ("gone", "garbage"):
+        assert entry is None
+        assert not file.exists() or file.read_bytes() == before[file]
+    else:
+        assert entry is not None
+        assert entry.attributes == {"queue.type": "BatchCQ"}
+        if state.startswith("older"):
+            assert entry.read_queue_count == entry.write_queue_count == 6
+            assert "other" in Topics(root, Disk()).configs
+    with BATCH.open(root) as again:
+        assert [m.body for m in again.queue("batches", queue.queue_id).read()][-2:] == [b"one", b"two"]
 
 
 def test_queues_in_the_trees_of_both_types_are_reported_and_a_rebuild_keeps_the_right_ones(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ class Judge:
         for key, offsets in missing.items():
             if not offsets <= hidden[key]:
                 raise Lost(f"query of {text} leaves out {key} {sorted(offsets - hidden[key])}, which are whole")
-        if missing and not hits.damaged and not store.recovery.quarantined:
+        if missing and not hits.damaged:
             raise Undetected(f"query of {text} leaves out {missing}, and says nothing of it")
         many = store.query_many(topic, [text], limit=None)
         if many[text] != hits or bool(many.damaged) != bool(hits.damaged):

@@ -123,8 +123,7 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "dispatch beyond what is durable", "store/message_store.py",
-        "dispatch(log.durable_offset if self.settings.flush == \"sync\" else log.end_offset)",
-        "dispatch(log.end_offset)",
+        "dispatch(self._readable_end)", "dispatch(self.log.end_offset)",
         ("store/test_put.py::test_under_sync_flush_readers_see_only_durable_messages",),
     ),
     Fault(

@@ -115,8 +115,8 @@ def query(
     """Find messages by key.
 
     Out of a local store or a tier. Every hit is compared with the message itself, so keys that share a hash are told
-    apart. Says on stderr when there are more than --limit. With --json: one object a line. Damaged messages are named
-    on stderr and stepped over; the exit code is 1 then.
+    apart. Says on stderr when there are more than --limit. With --json: one object a line. Damaged messages and ranges
+    of the log are named on stderr and stepped over; the exit code is 1 then.
     """
     times = {name: moment(text) for name, text in (("begin", begin), ("end", end)) if text is not None}
     with open_place(place, tier=tier, given=given) as store:

@@ -50,7 +50,7 @@ def ready_or_started() -> bool:
 
 def is_complete() -> bool:
     """Whether everything has been compiled on this machine, for this interpreter."""
-    return bool(jit.CACHE_DIRECTORY) and _file(_COMPLETE).exists()
+    return bool(jit.CACHE_DIRECTORY) and os.path.exists(_file(_COMPLETE))
 
 
 def set_complete() -> None:

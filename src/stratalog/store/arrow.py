@@ -403,7 +403,8 @@ def read_arrow(
     if isinstance(units, BatchQueue) or queue.is_special:
         messages = takewhile(lambda message: message.queue_offset < start + count, queue.read(start, count=count))
         return arrow_of(list(messages), names, store.broker_name)
-    store.catch_up()
+    if (behind := store.catch_up()) and start + count > units.end_offset:
+        raise behind
     window = store.log.window()
     wanted = units.units(start, count)
     batch = decode_arrow(

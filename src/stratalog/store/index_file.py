@@ -111,7 +111,10 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
     """
     for name, size in disk.files(directory).items():
         if is_index_name(name) and HEADER.size < size <= _FILE_SIZE_MAX:
-            mapped = disk.map(directory / name)
+            try:
+                mapped = disk.map(directory / name)
+            except FileNotFoundError:  # a writer deletes old files
+                continue
             try:
                 most = max(_HOLE_SIZE_MAX, _HOLE_PER_BYTE * disk.blocks_size(mapped.path))
                 slot_count = (

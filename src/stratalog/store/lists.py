@@ -70,7 +70,7 @@ class ListWriter:
         born: "array[int] | None",
         born_host: Host | None,
     ) -> Receipts:
-        """Append the list in one piece. Raises what `Queue.put_many` raises; nothing is written then."""
+        """Append the list, whose sizes were checked, in one piece. Raises what `CommitLog.position_for` raises."""
         queue, log, count = self._queue, store.log, len(body_offsets) - 1
         if count > self._rows_queue.size:
             self._rows_queue = np.zeros(2 * count, np.int32)
@@ -82,20 +82,13 @@ class ListWriter:
         position = log.position_for(total)
         start, now = log.end_offset, store.clock_ns() // 1_000_000
         log.begin_write()
-        done, written, status = encode_batch(
+        _, written, status = encode_batch(
             log.files[-1].address + position, log.file_size - position, 0, count, body_offsets.buffer_info()[0],
             bodies.address, self._columns, self._rows_queue, self._table, flags.buffer_info()[0] if flags else 0,
             born.buffer_info()[0] if born else 0, start, now, host.address, self._host.address,
             store.settings.max_message_size,
         )  # fmt: skip
-        if status != EncodeStatus.DONE:
-            log.settle()
-            body_size = body_offsets[done + 1] - body_offsets[done]
-            properties_size = properties_offsets[done + 1] - properties_offsets[done]
-            raise IllegalMessage(
-                f"message {done} of the list: a body of {body_size:,} or properties of {properties_size:,} bytes "
-                f"exceed {store.settings.max_message_size:,} or {PROPERTIES_SIZE_MAX:,}; nothing was written"
-            )
+        assert status == EncodeStatus.DONE, "checked before"
         if store.settings.enabled_append_prop_crc:
             seal_records(log.files[-1].address + position, log.files[-1].address + position + written)
         log.commit(start + written, queue.advanced(count))
@@ -140,6 +133,9 @@ def put_list(
     one_piece = total + BLANK.size <= store.log.file_size
     if not queue.is_batchable or (born_host and born_host.is_v6) or not one_piece or queue.needs_more(stored):
         return _put_one_by_one(store, queue, bodies, texts, flags, born_timestamp, born_host)
+    size_max = store.settings.max_message_size
+    if body_offsets[count] > size_max or properties_offsets[count] > PROPERTIES_SIZE_MAX:  # else each is small enough
+        _check_sizes(bodies, texts, size_max)
     joined = pa.py_buffer(b"".join(bodies))
     with free(*store.log.locks.append), store.log.busy:
         writer = queue.list_writer = queue.list_writer or ListWriter(queue)
@@ -149,6 +145,18 @@ def put_list(
             born=array("q", [born_timestamp]) * count if born_timestamp else None,
             born_host=born_host,
         )  # fmt: skip
+
+
+def _check_sizes(bodies: list[bytes], texts: list[bytes], body_size_max: int) -> None:
+    """Raise `IllegalMessage` where a message is too large, before a file is begun for the list."""
+    if max(map(len, bodies)) <= body_size_max and max(map(len, texts)) <= PROPERTIES_SIZE_MAX:
+        return
+    for number, (body, text) in enumerate(zip(bodies, texts, strict=True)):
+        if len(body) > body_size_max or len(text) > PROPERTIES_SIZE_MAX:
+            raise IllegalMessage(
+                f"message {number} of the list: a body of {len(body):,} or properties of {len(text):,} bytes "
+                f"exceed {body_size_max:,} or {PROPERTIES_SIZE_MAX:,}; nothing was written"
+            )
 
 
 def _put_one_by_one(

@@ -56,14 +56,24 @@ class Hits(list[Message]):
     more: bool = False
     """Whether there are older ones, which the query's limit left out."""
     damaged: Sequence[CorruptData] = ()
-    """An error for each record that the index has for the key and that cannot be read, newest first. Who needs every
-    message checks that there is none."""
+    """An error for each record that the index has for the key and that cannot be read, newest first; then one for each
+    damaged range of the log, which may have held messages with the key. Who needs every message checks that there is
+    none."""
 
     @classmethod
     def of(cls, messages: Iterable[Message], *, more: bool, damaged: Sequence[CorruptData] = ()) -> "Hits":
         hits = cls(messages)
         hits.more, hits.damaged = more, damaged
         return hits
+
+
+def with_ranges(hits: list[Message], ranges: Sequence[tuple[int, CorruptData]]) -> Hits:
+    """The hits, with the errors of damaged ranges, each with its end: of those that older messages alone can have been
+    in where a limit left out older ones, none."""
+    known = hits if isinstance(hits, Hits) else Hits(hits)
+    oldest = min((hit.commit_log_offset for hit in hits), default=0) if known.more else 0
+    unseen = [error for end, error in ranges if end > oldest]
+    return Hits.of(known, more=known.more, damaged=[*known.damaged, *unseen])
 
 
 class HitsByKey(dict[str, list[Message]]):
@@ -76,7 +86,7 @@ class HitsByKey(dict[str, list[Message]]):
 
     @property
     def damaged(self) -> dict[str, Sequence[CorruptData]]:
-        """Of the keys with records that cannot be read the errors of these, as in `Hits`."""
+        """Of the keys of which messages may be missing the errors, as in `Hits`."""
         return {key: hits.damaged for key, hits in self.items() if isinstance(hits, Hits) and hits.damaged}
 
 

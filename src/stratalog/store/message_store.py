@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -55,13 +56,14 @@ from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush,
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.locks import InsideCall, free, is_owned
-from stratalog.store.lookup import Hits, HitsByKey, Lookup
+from stratalog.store.lookup import Hits, HitsByKey, Lookup, with_ranges
 from stratalog.store.message import Message
 from stratalog.store.os_errors import (
     FULL,
     SHORTAGES,
     file_of,
     is_no_thread,
+    kernels_refusal,
     loads,
     refusal,
     refusing,
@@ -70,7 +72,7 @@ from stratalog.store.os_errors import (
 )
 from stratalog.store.queue import Queue
 from stratalog.store.queue_set import QueueSet, UnitQueue
-from stratalog.store.reading import damaged_record
+from stratalog.store.reading import damaged_range, damaged_record
 from stratalog.store.record_put import Receipt, check_queue_id
 from stratalog.store.recovery import Recovery, recover
 from stratalog.store.rederive import Meter, Progress, is_long
@@ -408,12 +410,14 @@ class MessageStore(Uncopied):
             self._bind_awaiting()
         except (RuntimeError, ImportError, OSError) as error:  # kernels are loaded on a thread, from files: until
             is_short = is_no_thread(error) if isinstance(error, RuntimeError) else shortage_of(error)
-            if not is_short:  # there is room for these, Python puts
+            if not (is_short or kernels_refusal(error)):  # there is room for these, Python puts
                 raise
 
     def _bind_awaiting(self) -> None:
         if self._words is None:
             words = StoreWords(MethodType(MessageStore.put, self))
+            first, *others = words.owner
+            words.owner = (first, self, *others)  # a store says that it cannot be pickled, before a memoryview does
             put = native_put.put.bind(words.owner)
             vars(self)["put"], self._words = put, words
         while self._awaiting:
@@ -589,16 +593,21 @@ class MessageStore(Uncopied):
 
         Raises `DiskFull`, `StoreFailed`; what could not be written is done again at the next call.
         """
-        log = self.log
         if self.derived_failure:
             raise self.derived_failure.with_traceback(None)
         try:
-            self._dispatcher.dispatch(log.durable_offset if self.settings.flush == "sync" else log.end_offset)
+            self._dispatcher.dispatch(self._readable_end)
         except (OSError, StoreFailed) as error:
             raise self._reason(error) from error
 
-    def catch_up(self) -> None:
-        """Dispatch for a reader: what is in the queues already can be read though no more can be written.
+    @property
+    def _readable_end(self) -> int:
+        """Log offset below which readers of this store see messages."""
+        return self.log.durable_offset if self.settings.flush == "sync" else self.log.end_offset
+
+    def catch_up(self) -> StratalogError | None:
+        """Dispatch for a reader: what is in the queues already can be read though no more can be written. Returns the
+        error then, for whoever comes to their end.
 
         Raises `StoreClosed`.
         """
@@ -607,8 +616,21 @@ class MessageStore(Uncopied):
             self.dispatch()
         except InsideCall:
             raise
-        except (DiskFull, StoreFailed, StoreUnavailable):
-            pass
+        except (DiskFull, StoreFailed, StoreUnavailable) as error:
+            begin = self._dispatcher.progress.offset
+            if begin < self._readable_end:
+                behind = copy(error)
+                behind.args = (
+                    f"{self.root}: messages from log offset {begin:,} on are not in their queues and the index. "
+                    f'{error}. To read them now, open the store with mode="r"',
+                )
+                return behind
+        return None
+
+    def complete(self) -> None:
+        """Dispatch for a reader who asks what there is. Raises what `catch_up` returns."""
+        if behind := self.catch_up():
+            raise behind
 
     def _flush_all(self) -> None:
         """Log, then what is derived from it, then the checkpoint that vouches for both as they were before the sync."""
@@ -698,8 +720,10 @@ class MessageStore(Uncopied):
         self._checkpointed = progress.offset
 
     def _reason(self, error: OSError | StoreFailed) -> StratalogError:
-        """What to tell when derived files cannot be written. But for a shortage or a full disk, it ends the store's
-        writing: what the kernel could not write once must not be flushed again."""
+        """What to tell when derived files cannot be written. But for a shortage, a full disk or kernels that cannot
+        be loaded, it ends the store's writing: what the kernel could not write once must not be flushed again."""
+        if told := kernels_refusal(error):
+            return told
         safe = "The messages are safe in the log and appear in their queues then"
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             return refusal(f"queues of {self.root} cannot be written", error, safe)
@@ -717,8 +741,9 @@ class MessageStore(Uncopied):
         return self._dispatcher.queue(queue.topic, queue.queue_id)
 
     def queues(self) -> list[tuple[str, int]]:
-        """(topic, queue id) of every queue that has or had messages."""
-        self.catch_up()
+        """(topic, queue id) of every queue that has or had messages. Raises as `dispatch` does while messages are in
+        no queue."""
+        self.complete()
         return sorted(key for key, queue in list(self._dispatcher.queues.items()) if queue.end_offset)
 
     def topics(self) -> list[str]:
@@ -751,6 +776,13 @@ class MessageStore(Uncopied):
                 release=self.settings.compatibility,
             )  # fmt: skip
 
+    def enter_batch_topic(self, topic: str, queue_id: int) -> None:
+        """Before a put: enter a batch topic that its directory alone tells of into `topics.json`, where there is one.
+        RocketMQ knows the type of a topic from that file only. Raises as `create_topic` does."""
+        if self.topic_table.lacks(topic) and not self._disk.read_only:
+            numbers = [number for name, number in list(self._dispatcher.queues) if name == topic]
+            self.create_topic(topic, queues=1 + max([queue_id, *numbers]), queue_type="BatchCQ")
+
     def consumer_offsets(self) -> dict[tuple[str, str, int], int]:
         """Next queue offset to consume by (group, topic, queue id), as a broker wrote it last. Raises `CorruptData`."""
         with refusing(f"consumer offsets of {self.root} cannot be read"):
@@ -763,16 +795,18 @@ class MessageStore(Uncopied):
 
         The newest `limit` of them (None: all), oldest first; `more` of the result says whether there are older ones.
         A damaged record does not hide the others: `damaged` of the result holds a `CorruptData` for each that the index
-        has for the key and that cannot be read.
+        has for the key and that cannot be read, and for each damaged range of the log that opening found.
 
         Times are aware datetimes or milliseconds since 1970; what looks like seconds raises `ConfigurationError`.
 
         Every hit was checked against the record: two keys with one hash are told apart. A batch is found by its own
         keys and unique key: its members that carry the key are returned, all of them where none does.
+
+        Raises as `dispatch` does while messages are not in the index.
         """
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, count = query_range(begin, end, limit)
-        self.catch_up()
+        self.complete()
         hits = self._find(topic, [key], begin_ms, end_ms, count)[0]
         return hits if isinstance(hits, Hits) else Hits(hits)
 
@@ -781,13 +815,13 @@ class MessageStore(Uncopied):
         limit: int | None = HITS_MAX,
     ) -> HitsByKey:  # fmt: skip
         """What `query` returns for each of many keys, thousands at once for little more than a microsecond each. `more`
-        of the result holds the keys that have older messages, `damaged` those with records that cannot be read.
+        of the result holds the keys that have older messages, `damaged` those of which messages may be missing.
 
         Raises as `query` does: `ConfigurationError` without an index.
         """
         distinct = list(dict.fromkeys(text_list("keys", keys)))
         topic, (begin_ms, end_ms, count) = exact_text("topic", topic), query_range(begin, end, limit)
-        self.catch_up()
+        self.complete()
         return HitsByKey(zip(distinct, self._find(topic, distinct, begin_ms, end_ms, count), strict=True))
 
     def _find(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
@@ -800,8 +834,19 @@ class MessageStore(Uncopied):
             found = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
             if self.queue_set.has_special and self.queue_set.is_batch(topic):
                 found = [members_with(hits, key, limit) for hits, key in zip(found, keys, strict=True)]
+        if ranges := self.damaged_ranges():
+            found = [with_ranges(hits, ranges) for hits in found]
         self._check_open()
         return found
+
+    def damaged_ranges(self) -> list[tuple[int, CorruptData]]:
+        """End and error of each damaged range of the log that opening found, newest first: what was in it may be in no
+        index."""
+        return [
+            (one.end, damaged_range(self.log, one.begin, one.end))
+            for one in reversed(self.recovery.quarantined)
+            if one.end > self.log.first_offset
+        ]
 
     def damaged_hit(self, topic: str, key: str, commit_log_offset: int) -> CorruptData:
         """The error of a record that the index has for a key, with its place in a queue where a unit leads to it."""
@@ -821,7 +866,7 @@ class MessageStore(Uncopied):
         """Log offsets that the index has for a key, newest first, each once; hashes may collide."""
         topic, key = exact_text("topic", topic), exact_text("key", key)
         begin_ms, end_ms, _ = query_range(begin, end, None)
-        self.catch_up()
+        self.complete()
         return self._lookup.candidates(topic, key, begin=begin_ms, end=end_ms)
 
     @loads("messages cannot be read")
@@ -838,7 +883,7 @@ class MessageStore(Uncopied):
         then."""
         self._check_open()
         log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
-        end = log.durable_offset if self.settings.flush == "sync" else log.end_offset
+        end = self._readable_end
         if not log.first_offset <= commit_log_offset < end:
             raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {end})")
         return self.log.message(commit_log_offset)

@@ -26,18 +26,15 @@ from stratalog.errors import (
     StratalogError,
     command,
 )
-from stratalog.kernels.jit import CACHE_DIRECTORY
 from stratalog.layout import names
 from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
 from stratalog.store.os_errors import (
-    FULL,
-    SHORTAGES,
     cause_of,
     in_the_way,
     is_no_thread,
-    reason,
+    kernels_refusal,
     refusal,
     thread_refusal,
 )
@@ -150,16 +147,7 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
         if cause is None:
             return error
         error = cause
-    file = getattr(error, "filename", None)
-    if CACHE_DIRECTORY and file and str(file).startswith(CACHE_DIRECTORY):
-        what = "the compiled kernels cannot be read or written"
-        if getattr(error, "errno", None) in SHORTAGES | FULL:
-            return refusal(what, error)
-        return StoreUnavailable(
-            f"{what}: {reason(error)}. Give this user access to their directory, remove it, or set NUMBA_CACHE_DIR to "
-            "another one"
-        )
-    return refusal(f"{root} cannot be opened", error, "No message was changed")
+    return kernels_refusal(error) or refusal(f"{root} cannot be opened", error, "No message was changed")
 
 
 def check_finished(root: Path) -> None:

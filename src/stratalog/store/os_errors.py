@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
+from stratalog.kernels.jit import CACHE_DIRECTORY
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -79,6 +80,19 @@ def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was 
     return StoreUnavailable(f"{what}: {reason(error)}; {next_step(error)}. {effect}")
 
 
+def kernels_refusal(error: BaseException) -> StratalogError | None:
+    """The error for compiled kernels that cannot be read or written, None for what has nothing to do with them."""
+    if not (isinstance(error, OSError) and CACHE_DIRECTORY and file_of(error).startswith(CACHE_DIRECTORY)):
+        return None
+    what = "the compiled kernels cannot be read or written"
+    if error.errno in SHORTAGES:
+        return refusal(what, error)
+    return StoreUnavailable(
+        f"{what}: {reason(error)}. Free space there, give this user access to their directory, remove it, or set "
+        "NUMBA_CACHE_DIR to another one"
+    )
+
+
 def cause_of(error: BaseException) -> OSError | MemoryError | None:
     """What the system said, of an error that was raised for it."""
     seen: set[int] = set()
@@ -114,7 +128,8 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
 
 def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
     """For a function whose first call loads modules or compiled kernels: where the process has no descriptor or memory
-    left for that, it raises `StoreUnavailable`, which says `what` was not done. Nothing was written then."""
+    left for that, or cannot read them, it raises `StoreUnavailable`, which says `what` was not done. Nothing was
+    written then."""
 
     def decorated(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         @wraps(function)
@@ -122,6 +137,8 @@ def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _
             try:
                 return function(*args, **named)
             except (ImportError, OSError) as error:
+                if told := kernels_refusal(error):
+                    raise told from error
                 if shortage := shortage_of(error):
                     raise refusal(what, shortage, "Nothing was written") from error
                 raise

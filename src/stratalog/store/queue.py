@@ -164,6 +164,8 @@ class Queue(Uncopied):
             self,
             self._sync,
         )
+        words, *others = self.words.owner
+        self.words.owner = (words, self, *others)  # a queue says that it cannot be pickled, before a memoryview does
         vars(self)["put_raw"] = native_put.put_raw.bind(self.words.owner)
         vars(self)["put_many"] = put_many.bind(self.words.owner)
         vars(self)["put"] = native_put.put.bind(self.words.owner)
@@ -337,8 +339,9 @@ class Queue(Uncopied):
 
     @property
     def max_offset(self) -> int:
-        """Queue offset after the newest readable message."""
-        self.store.catch_up()
+        """Queue offset after the newest readable message. Raises `DiskFull`, `StoreUnavailable` or `StoreFailed` while
+        messages are in no queue, as these cannot be written."""
+        self.store.complete()
         return self.store.units_of(self).end_offset
 
     @property
@@ -350,13 +353,16 @@ class Queue(Uncopied):
     def units(self, first: int, count: int) -> bytes:
         """20-byte ConsumeQueue units [first, first + count), cut at `max_offset`; tags codes are looked up where a unit
         points to its extension. Raises `ConfigurationError` for a batch topic, which has no such units, and
-        `CorruptData` where an extension is damaged; the messages can be read all the same.
+        `CorruptData` where an extension is damaged; the messages can be read all the same. Raises as `max_offset` does
+        for offsets after the queue's end.
         """
         first, count = exact_count("first", first), exact_count("count", count)
-        self.store.catch_up()
+        behind = self.store.catch_up()
         units = self.store.units_of(self)
         if isinstance(units, BatchQueue):
             raise ConfigurationError(f"{self.topic} is a batch topic: its queues have no such units; use read")
+        if behind and first + count > units.end_offset:
+            raise behind
         return units.resolved(first, count) if isinstance(units, ExtendedQueue) else units.units(first, count)
 
     def extension(self, queue_offset: int) -> Extension | None:
@@ -375,7 +381,7 @@ class Queue(Uncopied):
         With `follow` the iterator waits for new messages instead of ending; in a read-only store for those of another
         process, which come within some 50 ms. Raises `OffsetOutOfRange` outside [min_offset, max_offset], also where
         messages were deleted, or another store was put in the place, while it followed; messages that recovery or a
-        repair could not save are passed over.
+        repair could not save are passed over. At the end of the queue, raises as `max_offset` does.
         """
         left = 1 << 62 if count is None else exact_count("count", count)
         if follow and self._log.read_only:
@@ -384,8 +390,11 @@ class Queue(Uncopied):
 
     def start_of(self, first: int | None) -> int:
         """Where reading from `first` begins: the oldest message for None. Raises `OffsetOutOfRange`."""
-        low, high = self.min_offset, self.max_offset
+        behind, units = self.store.catch_up(), self.store.units_of(self)
+        low, high = units.min_offset(self._log.first_offset), units.end_offset
         start = low if first is None else exact_int("first", first, ConfigurationError)
+        if behind and start > high:
+            raise behind
         if not low <= start <= high:
             raise OffsetOutOfRange(
                 f"{self.topic}/{self.queue_id} holds offsets [{low}, {high}), not {start}",
@@ -412,7 +421,7 @@ class Queue(Uncopied):
     ) -> "pa.RecordBatch":
         """The messages at `count` queue offsets as an Arrow batch in the columns of the Spark source (or those asked
         for). There are fewer rows where recovery could not save messages. What a repair put in the place of a lost
-        message is a row with `flag` 0x4C4F5354 and an empty body.
+        message is a row with `flag` 0x4C4F5354 and an empty body. Raises as `max_offset` does where fewer would come.
         """
         return self.store.read_arrow(self, first, count=count, columns=columns)
 

@@ -49,9 +49,11 @@ def read_queue(
     an extension holds is not needed: where it is damaged the messages are read all the same."""
     chunk = _CHUNK_UNITS_FIRST
     while left > 0:
-        queue.store.catch_up()
+        behind = queue.store.catch_up()
         units = stored.units(start, min(left, chunk))
         if not units:
+            if behind:
+                raise behind
             if not follow:
                 return
             time.sleep(_FOLLOW_PAUSE_S)
@@ -122,6 +124,19 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
     if message is None:
         raise damaged_record(log, commit_log_offset, f"no message of log offset {commit_log_offset} stands there")
     return message
+
+
+def damaged_range(log: "CommitLog", begin: int, end: int) -> CorruptData:
+    """The error of a damaged range of the log, of which no index may know what was in it."""
+    path, position = log.directory, begin
+    with contextlib.suppress(IndexError):
+        file, position = log.file_at(begin)
+        path = file.path
+    return CorruptData(
+        f"log offsets {begin:,} to {end - 1:,} are damaged, and may have held messages with the key. "
+        f"{command('verify', log.directory.parent)} tells more",
+        path=str(path), position=position,
+    )  # fmt: skip
 
 
 def damaged_record(log: "CommitLog", commit_log_offset: int, what: str, next_step: str = "") -> CorruptData:

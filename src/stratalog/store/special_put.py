@@ -56,6 +56,8 @@ class Special(Protocol):
 def special_of(queue: "Queue", record: Record) -> Special | None:
     """What a record needs beyond the plain way, None for almost all. Raises `IllegalMessage`."""
     kind = queue.store.queue_set.kind_of(queue.topic)
+    if kind == QueueKind.BATCH:
+        queue.store.enter_batch_topic(queue.topic, queue.queue_id)
     has_num = find_property(record.properties, INNER_NUM.encode()) is not None
     if has_num or record.sys_flag & SysFlag.INNER_BATCH:
         _check_inner_batch(queue, record, kind)

@@ -68,9 +68,11 @@ def batch_messages(queue: "Queue", units: BatchQueue, start: int, left: int, fol
     spans: Iterator[BatchSpan | None] = iter(())
     while left > 0:
         if start >= units.end_offset:
-            queue.store.catch_up()
+            behind = queue.store.catch_up()
             if start < units.end_offset:
                 continue
+            if behind:
+                raise behind
             if not follow:
                 return
             time.sleep(_FOLLOW_PAUSE_S)

@@ -99,6 +99,10 @@ class Topics:
         """Every topic for which `is_batch` holds."""
         return set(filter(self.is_batch, {*self._batch_by_tree, *self.configs}))
 
+    def lacks(self, topic: str) -> bool:
+        """Whether there is a `topics.json` that can be read, and the topic is not in it."""
+        return topic not in self.configs and bool(self._value) and not self.damage
+
     def check_known(self, topic: str) -> None:
         """Raise `CorruptData` for a topic that has no queue yet while `topics.json` cannot be read: its type would be a
         guess."""

@@ -104,6 +104,7 @@ class JoinedStore:
             candidates = self.store.candidates(topic, key=key, begin=begin, end=end)
             for message in self._local_hits(candidates, topic, key, begin_ms, end_ms, limit + 1, damaged):
                 found[message.queue_id, message.queue_offset] = message
+            damaged += [error for _, error in self.store.damaged_ranges()]
         if self.policy is not ReadPolicy.DISABLE and is_tiered(topic):
             hits = self.tier.query(topic, key=key, begin=begin, end=end, limit=limit)
             more, damaged = hits.more, [*damaged, *hits.damaged]

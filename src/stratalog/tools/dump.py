@@ -1,5 +1,6 @@
 """Showing any file of a store, or all of them: which reader a file needs, and which items somebody asked for."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +132,9 @@ def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> 
 
 def _items(path: Path, kind: str | None, asked: Asked) -> Iterator[Item]:
     if path.is_dir():
-        next(path.iterdir(), None)  # raises where `rglob` would pass over what it may not read
-        files = [(found, file) for file in path.rglob("*") if (found := kind_by_path(file)) and file.is_file()]
+        next(path.iterdir(), None)  # raises where `walk` would pass over what it may not read
+        every = [Path(folder, name) for folder, _, names_there in os.walk(path) for name in names_there]
+        files = [(found, file) for file in every if (found := kind_by_path(file)) and file.is_file()]
         files = [(found, file) for found, file in files if kind in (None, found)]
         files.sort(key=lambda entry: (_ORDER[entry[0]], entry[1].parts))
     elif path.exists():
@@ -144,7 +146,11 @@ def _items(path: Path, kind: str | None, asked: Asked) -> Iterator[Item]:
     for found, file in files:
         place = queue_of(file)
         if asked.wants_file(place):
-            yield from (item for item in _read(found, file) if asked.wants(item, place))
+            try:
+                yield from (item for item in _read(found, file) if asked.wants(item, place))
+            except FileNotFoundError:  # a writer deletes old files
+                if file == path or file.exists():
+                    raise
 
 
 def _read(kind: str, path: Path) -> Iterator[Item]:

@@ -4,7 +4,10 @@ Every reader yields what it finds with its position, steps over what cannot be r
 a time. The files are only read.
 """
 
+import errno
 import mmap
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -28,7 +31,7 @@ from stratalog.layout.message import (
     TOPIC_LENGTH_V1,
     TOPIC_LENGTH_V2,
 )
-from stratalog.layout.names import is_index_name, offset_of
+from stratalog.layout.names import LOCK, is_index_name, offset_of
 from stratalog.layout.queue import (
     BATCH_UNIT,
     EXTENSION_END,
@@ -41,7 +44,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK
-from stratalog.store.disk import Disk, MappedFile, PrivateDisk
+from stratalog.store.disk import Disk, MappedFile, PrivateDisk, lock_owner
 from stratalog.store.index_file import index_sizes
 from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.message import Message, message_at
@@ -50,6 +53,8 @@ from stratalog.tools.survey import last_written
 _SCAN_COUNT = 4096
 _SHOWN_SIZE_MAX = 64
 """Bytes of a damaged range that are shown."""
+_PAUSE_S, _WAITS_MAX = 0.01, 100
+"""How long a live writer may take for a record before it counts as torn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def dump_commit_log(path: Path) -> Iterator[Item]:
     start = offset_of(path.name)
     base = ANY_OFFSET if start is None else start
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
-    position, seen = 0, -1
+    position, seen, waits = 0, -1, 0
     while True:
         count, position, status = scan(file.address, position, file.size, base, VERIFY, positions, sizes)
         for at, size in zip(positions[:count].tolist(), sizes[:count].tolist(), strict=True):
@@ -103,7 +108,11 @@ def dump_commit_log(path: Path) -> Iterator[Item]:
         following = next_record(file, position + 1, base)
         end = following if following >= 0 else last_written(file, position)
         if end > position != seen:
-            seen = position  # scanned again: a writer may have put it since
+            seen, waits = position, 0  # scanned again: a writer may have put it since
+            continue
+        if end > position and following < 0 and waits < _WAITS_MAX and lock_owner(path.absolute().parent.parent / LOCK):
+            waits += 1  # or is putting it
+            time.sleep(_PAUSE_S)
             continue
         if end > position:
             yield _damage(path, file, position, end, ScanStatus(status).name)
@@ -274,7 +283,9 @@ def _slot_count(path: Path, size: int, disk: PrivateDisk) -> int:
 
 
 def _begin_of(path: Path, size: int) -> bytes:
-    return Disk().read(path, size_max=size, cut=True) or b""
+    if (content := Disk().read(path, size_max=size, cut=True)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return content
 
 
 def dump_checkpoint(path: Path) -> Iterator[Item]:
@@ -317,7 +328,8 @@ def dump_timer_log(path: Path) -> Iterator[Item]:
 
 def dump_config(path: Path) -> Iterator[Item]:
     """A JSON file of the broker, as strict JSON."""
-    content = Disk().read(path) or b""
+    if (content := Disk().read(path)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
         yield Item("config", path, 0, len(content), {"content": decode_loose_json(content)}, data=content)
     except CorruptData as error:
