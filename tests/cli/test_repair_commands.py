@@ -60,7 +60,7 @@ def test_looking_touches_no_byte(arguments: tuple[str, ...], abort: bool, damage
     assert prints(damaged) == before
 
 
-@pytest.mark.parametrize("command", ["inspect", "dump", "verify", "repair"])
+@pytest.mark.parametrize("command", ["inspect", "dump", "verify"])
 def test_looking_works_beside_a_writer(command: str, small_store: Path, call: Call) -> None:
     with stratalog.open(small_store, **SETTINGS) as store:
         store.put("orders", b"one more")
@@ -215,10 +215,19 @@ def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(
     assert "Remove" not in told
 
 
-def test_a_plan_for_a_store_that_is_open_says_so(small_store: Path, call: Call) -> None:
-    with stratalog.open(small_store, **SETTINGS):
-        assert "the store is open" in call("repair", small_store).stdout
-    assert "the store is open" not in call("repair", small_store).stdout
+@pytest.mark.parametrize("arguments", [(), ("--to", "mended", "--yes"), ("--in-place", "--yes")])
+def test_no_repair_is_planned_for_a_store_that_is_open(
+    arguments: tuple[str, ...], damaged: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stratalog.open(damaged, **SETTINGS):
+        before = prints(damaged)
+        refused = call("repair", damaged, *arguments)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert re.search(rf"is open in process .*\b{os.getpid()}\b", refused.stderr)
+        assert prints(damaged) == before
+    assert not Path("mended").exists()
+    assert call("repair", damaged).exit_code == 1
 
 
 def test_rebuild_names_the_log_file_that_cannot_be_read(

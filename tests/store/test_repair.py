@@ -27,6 +27,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
+from stratalog.tools import repair_plan
 from stratalog.tools.mending import restored
 from stratalog.tools.own_files import QUARANTINE
 from stratalog.tools.rebuild import rebuild
@@ -34,6 +35,7 @@ from stratalog.tools.repair import UNFINISHED_COPY, repair
 from stratalog.tools.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_plan import RepairPlan, plan_repair, split
 from stratalog.tools.verify import verify
+from stratalog.tools.verify_report import VerifyReport
 
 FILE_SIZE = 16 * 1024
 SETTINGS: dict[str, Any] = {
@@ -584,8 +586,30 @@ def test_a_store_that_is_open_here_is_not_repaired(root: Path, pristine: Pristin
     try:
         with pytest.raises(StoreLocked):
             repair(plan)
+        with pytest.raises(StoreLocked):
+            plan_repair(root, settings=GIVEN)
     finally:
         release()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_no_plan_comes_of_a_store_that_is_opened_while_it_is_looked_at(
+    is_closed: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(root: Path, **given: Any) -> VerifyReport:
+        report = verify(root, **given)
+        store = stratalog.open(root, **SETTINGS)
+        store.put("t0", b"put meanwhile")
+        stores.append(store)
+        if is_closed:
+            store.close()
+        return report
+
+    stores: list[stratalog.MessageStore] = []
+    monkeypatch.setattr(repair_plan, "verify", opened)
+    with pytest.raises(StoreLocked):
+        plan_repair(root, settings=GIVEN)
+    stores[0].close()
 
 
 def test_messages_lost_at_the_end_of_a_closed_store_keep_their_offsets(root: Path, pristine: Pristine) -> None:

@@ -226,8 +226,6 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if plan.gone_count:
         shown["before it"] = before_log(plan.gone_count)
     print(pairs(shown))
-    if report.is_live:
-        print("\nnote: the store is open: stop the process that has it before the repair, and look again then")
     for note in report.notes:
         print(f"\nnote: {clean(note)}")
     for fault in plan.unmended:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, StoreUnavailable
+from stratalog.errors import CorruptData, StoreLocked, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
@@ -52,14 +52,14 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.opening import check_finished
+from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
-from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced
+from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
@@ -119,14 +119,21 @@ class RepairPlan:
 
 
 def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
-    """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
+    """Look at everything and say what to do. Changes nothing.
 
-    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired;
+    Raises `StoreLocked` while the store is open for writing, as unfinished work would look like damage;
+    `CorruptData` where not one whole record is found: such a log must be restored, not repaired;
     `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
     `StoreUnavailable` where a file cannot be read.
     """
     with refusing(f"{root} cannot be looked at"):
-        return _plan(root, settings, progress)
+        refuse_if_locked(root)
+        seen = stamps(root, PrivateDisk())
+        plan = _plan(root, settings, progress)
+        refuse_if_locked(root)
+        if stamps(root, PrivateDisk()) != seen:
+            raise StoreLocked(f"{root} was opened while the plan was made: plan again when nobody has it open")
+        return plan
 
 
 def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
