@@ -2,10 +2,13 @@
 has changed."""
 
 import contextlib
+import cProfile
 import errno
 import hashlib
+import io
 import json
 import os
+import pstats
 import random
 import shutil
 from collections.abc import Callable
@@ -472,6 +475,21 @@ def test_planning_reads_damage_a_few_times_only(root: Path, pristine: Pristine) 
         change(files(root)[0], begin, bytes(data[:length]))
         plan = plan_repair(root, settings=GIVEN)
         assert plan.scanned_size < 10 * length + (1 << 17)
+
+
+@pytest.mark.parametrize("last", [-1, None], ids=["in the middle", "at the end"])
+def test_planning_takes_time_in_proportion_to_what_is_lost(last: int | None, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        for _ in range(3000):
+            store.put("t", b"body", queue_id=0)
+    for path in files(tmp_path)[2:last]:
+        path.write_bytes(bytes(FILE_SIZE))
+    profile = cProfile.Profile()
+    plan = profile.runcall(plan_repair, tmp_path, settings=GIVEN)
+    assert plan.lost_count + plan.message_count == 3000
+    assert sum(action.placeholder_count for action in plan.actions) == plan.lost_count > 2000
+    calls = pstats.Stats(profile, stream=io.StringIO()).total_calls  # type: ignore[attr-defined]
+    assert calls < 600 * plan.lost_count
 
 
 def test_configuration_comes_back_from_its_backup_and_what_was_there_is_kept(root: Path) -> None:

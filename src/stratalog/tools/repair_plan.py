@@ -414,10 +414,13 @@ class _LogPlan:
                 begin, end = min(begin, taken[0]), max(end, sum(taken))
             action = self._covering(begin, end, closes_file, before or after, damage.reason)
             assert action.cover
-            kept = action.cover.fitting(lost)
             if end < damage.end:  # what follows the first that does not fit stays behind it
-                kept = [message for message, other in zip(kept, lost, strict=False) if message == other]
-            lost = [message for message in lost if message not in set(kept)]
+                kept = action.cover.first_fitting(lost)
+                lost = lost[len(kept) :]
+            else:
+                kept = action.cover.fitting(lost)
+                covered = set(kept)
+                lost = [message for message in lost if message not in covered]
             for message in kept:
                 for topic, queue_id, number in message.all_places:
                     end_offset = message.end if topic == message.topic else number + 1
@@ -428,13 +431,11 @@ class _LogPlan:
     def _newest_of(self, lost: list[LostMessage], evidence: Evidence) -> list[LostMessage]:
         """Those of the lost messages after which their queue, or a light one, has nothing: without a placeholder at the
         log's end their offsets would be given again."""
-        found = []
+        found, ends = [], dict(self._kept_ends)
+        for key in {(topic, queue_id) for message in lost for topic, queue_id, _ in message.all_places}:
+            ends[key] = max(ends.get(key, 0), int(evidence.queue(*key).ends.max(initial=0)))
         for message in lost:
-            newest = [
-                (topic, queue_id, number) for topic, queue_id, number in message.all_places
-                if number >= self._kept_ends.get((topic, queue_id), 0)
-                and number >= int(evidence.queue(topic, queue_id).ends.max(initial=0))
-            ]  # fmt: skip
+            newest = [place for place in message.all_places if place[2] >= ends[place[:2]]]
             if message.all_places[0] in newest:
                 places = tuple((topic, number) for topic, _, number in newest[1:])
                 found.append(replace(message, places=places))
