@@ -154,11 +154,11 @@ class Cover:
     def first_fitting(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
         """Those in front of the first that there is no room for."""
         records = (placeholder(message, {}, with_record_crc=self.with_record_crc) for message in lost)
-        return lost[: self._count(records, self._room)]
+        return list(lost[: self._count(records, self._room)])
 
     def fitting_named(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
         """As many as there is room for with all properties, in order."""
-        return lost[: self._count(map(self._placeholder, lost), self.size)]
+        return list(lost[: self._count(map(self._placeholder, lost), self.size)])
 
     @staticmethod
     def _count(records: Iterable[Record], room: int) -> int:
