@@ -11,6 +11,7 @@ import os
 import pstats
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,10 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Pristine:
 
 def files(root: Path) -> list[Path]:
     return sorted((root / "commitlog").iterdir())
+
+
+def files_of(pristine: Pristine, root: Path) -> list[Path]:
+    return [root / "commitlog" / path.name for path in files(pristine.root)]
 
 
 def log_bytes(root: Path) -> bytes:
@@ -490,6 +495,49 @@ def test_planning_takes_time_in_proportion_to_what_is_lost(last: int | None, tmp
     assert plan.lost_count > 2000
     calls = pstats.Stats(profile, stream=io.StringIO()).total_calls  # type: ignore[attr-defined]
     assert calls < 600 * plan.lost_count
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [[(1, 7)], [(-1, 5)], [(1, 9), (2, 1), (9, 2)], [(0, 9), (1, 0), (2, 1), (9, 2)], [(3, 4), (2, 3), (1, 2), (0, 1)]],
+    ids=["after the end", "the last", "two exchanged", "three in a ring", "all"],
+)
+def test_log_files_under_wrong_names_are_not_repaired_but_named_with_the_commands_that_help(
+    moves: list[tuple[int, int]], pristine: Pristine, tmp_path: Path
+) -> None:
+    root = pristine.copy(tmp_path / "a store")
+    log, last = root / "commitlog", len(files(root)) - 1
+    for old, new in moves:
+        (log / f"{(last if old < 0 else old) * FILE_SIZE:020d}").rename(log / f"{new * FILE_SIZE:020d}")
+    before, steps = [path.read_bytes() for path in files(root)], 0
+    (root / "abort").touch()  # after a clean stop only the last file is read
+    with pytest.raises(CorruptData):
+        stratalog.open(root, **SETTINGS)
+    (root / "abort").unlink()
+    while files(root) != files_of(pristine, root) or log_bytes(root) != log_bytes(pristine.root):
+        with pytest.raises(CorruptData, match="another file's name") as refused:
+            plan_repair(root, settings=GIVEN)
+        assert steps or [path.read_bytes() for path in files(root)] == before
+        subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+        steps += 1
+        assert steps < 6
+    assert verify(root, settings=GIVEN).ok
+    assert not plan_repair(root, settings=GIVEN).actions
+
+
+def test_a_log_file_that_is_there_twice_is_moved_out_of_the_log(root: Path) -> None:
+    first, last = files(root)[0], files(root)[-1]
+    shutil.copy(first, last)
+    with pytest.raises(CorruptData, match="which is there too") as refused:
+        plan_repair(root, settings=GIVEN)
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    assert not last.exists()
+    assert plan_repair(root, settings=GIVEN).lost_count
+
+
+def test_one_record_that_says_another_place_is_damage(root: Path, pristine: Pristine) -> None:
+    change(files(root)[1], HEAD.position("commit_log_offset"), (5 * FILE_SIZE).to_bytes(8))
+    assert mend(root).mended_count == 1
 
 
 def test_more_messages_of_a_batch_queue_are_lost_than_records_have_room_for_and_nothing_else_is(tmp_path: Path) -> None:

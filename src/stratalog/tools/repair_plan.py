@@ -52,6 +52,7 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.log_scan import named_wrong
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
@@ -122,7 +123,8 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
     """Look at everything and say what to do. Changes nothing.
 
     Raises `StoreLocked` while the store is open for writing, as unfinished work would look like damage;
-    `CorruptData` where not one whole record is found: such a log must be restored, not repaired;
+    `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and for a log file
+    under a wrong name;
     `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
     `StoreUnavailable` where a file cannot be read.
     """
@@ -140,6 +142,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     check_finished(root)
     refuse_links(root, but=(COMMIT_LOG,))
     refuse_misplaced(root)
+    _refuse_wrong_names(root)
     report = verify(root, settings=settings, progress=progress)
     if report.unreadable:
         first = next(problem for problem in report.problems if problem.path in report.unreadable)
@@ -175,6 +178,18 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
         plan.known_end = known_end(root, log, sizes, disk)
     return plan
+
+
+def _refuse_wrong_names(root: Path) -> None:
+    """Raise `CorruptData` for a log file under another one's name: its messages are whole, and would be set aside."""
+    disk = PrivateDisk()
+    for name, size in disk.files(root / COMMIT_LOG).items():
+        if offset_of(name) is not None and size:
+            file = disk.map(root / COMMIT_LOG / name)
+            step = named_wrong(file)
+            file.close()
+            if step:
+                raise CorruptData(step, path=str(file.path))
 
 
 def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:
