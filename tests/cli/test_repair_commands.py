@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from stratalog.layout.message import HEAD
 from stratalog.layout.names import UNFINISHED_COPY
 from stratalog.tools.repair_fill import LostMessage
 from stratalog.tools.repair_plan import RepairPlan
+from stratalog.tools.verify import verify
 from stratalog.tools.verify_report import VerifyReport
 
 LOG = Path("commitlog") / ("0" * 20)
@@ -74,6 +76,16 @@ def test_verify_has_an_exit_code_for_what_it_cannot_check(tmp_path: Path, damage
     result = call("verify", tmp_path / "nowhere")
     assert result.exit_code == 2
     assert "check the path" in result.stderr
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_the_plan_as_json_has_what_was_found(is_clean: bool, damaged: Path, call: Call) -> None:
+    if not is_clean:
+        (damaged / "abort").write_text("1")
+    shown, report = json.loads(call("repair", damaged, "--json").stdout), verify(damaged)
+    assert shown["closedProperly"] is is_clean
+    assert shown["found"] == [asdict(problem) for problem in report.problems]
+    assert (len(shown["found"]), shown["notes"]) == (shown["problems"], report.notes)
 
 
 def test_repair_shows_its_plan_and_waits(damaged: Path, call: Call) -> None:

@@ -176,7 +176,10 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
 
     return {
         "store": str(plan.root),
+        "closedProperly": plan.report.clean,
         "problems": plan.report.problem_count,
+        "found": [asdict(problem) for problem in plan.report.problems],
+        "notes": plan.report.notes,
         "actions": [
             {
                 "kind": action.kind, "path": action.path, "position": action.position, "size": action.size,
