@@ -535,6 +535,12 @@ def test_a_log_file_that_is_there_twice_is_moved_out_of_the_log(root: Path) -> N
     assert plan_repair(root, settings=GIVEN).lost_count
 
 
+def test_a_log_file_that_holds_a_piece_of_another_is_damaged_and_not_under_a_wrong_name(root: Path) -> None:
+    data = files(root)[2].read_bytes()
+    change(files(root)[1], 0, data[:4096])
+    assert mend(root).lost_count
+
+
 def test_one_record_that_says_another_place_is_damage(root: Path, pristine: Pristine) -> None:
     change(files(root)[1], HEAD.position("commit_log_offset"), (5 * FILE_SIZE).to_bytes(8))
     assert mend(root).mended_count == 1

@@ -388,7 +388,7 @@ def named_wrong(file: MappedFile) -> str:
     moves = [(path, right)]
     if right.exists():
         other = PrivateDisk().map(right) if right.stat().st_size else None
-        is_wrong = other is not None and _place_of(other) is not None
+        is_wrong = other is None or _place_of(other) is not None
         if other:
             other.close()
         moves = [(path, kept), (right, path), (kept, right)] if is_wrong else [(path, kept)]
@@ -404,7 +404,8 @@ def _place_of(file: MappedFile) -> int | None:
     if head is None or place < 0 or place % file.size or place == int(file.path.name):
         return None
     count, *_ = scan(file.address, 0, file.size, place, VERIFY, np.empty(2, np.int64), np.empty(2, np.int32))
-    return place if count == 2 else None
+    is_other = count == 2 and next_record(file, 1, int(file.path.name)) < 0  # else only some of its bytes are another's
+    return place if is_other else None
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
