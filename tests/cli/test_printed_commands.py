@@ -4,6 +4,7 @@ import ast
 import random
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,9 @@ def test_what_verify_says_to_do_can_be_done_and_helps(
         damaged()
         words = [word for word in shlex.split(text) if word != "--in-place"]
         result = call(*words, *["--in-place"][words[0] != "repair" :], "--yes")
+        while moves := re.findall("`(mv -n [^`]*)`", result.stderr):  # a log file under another one's name
+            subprocess.run(moves[0], shell=True, check=True)
+            result = call(*words, *["--in-place"][words[0] != "repair" :], "--yes")
         assert not NAMED.findall(result.stderr), (done, told.stdout, result.stderr)
         assert result.exit_code == 0 or "cannot be mended" in result.stdout, (done, result.output)
         assert call("verify", root).exit_code == 0 or "cannot be mended" in result.stdout, done

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from stratalog.layout.message import HEAD
 from stratalog.layout.names import UNFINISHED_COPY
 from stratalog.tools.repair_fill import LostMessage
 from stratalog.tools.repair_plan import RepairPlan
+from stratalog.tools.verify import verify
 from stratalog.tools.verify_report import VerifyReport
 
 LOG = Path("commitlog") / ("0" * 20)
@@ -60,7 +62,7 @@ def test_looking_touches_no_byte(arguments: tuple[str, ...], abort: bool, damage
     assert prints(damaged) == before
 
 
-@pytest.mark.parametrize("command", ["inspect", "dump", "verify", "repair"])
+@pytest.mark.parametrize("command", ["inspect", "dump", "verify"])
 def test_looking_works_beside_a_writer(command: str, small_store: Path, call: Call) -> None:
     with stratalog.open(small_store, **SETTINGS) as store:
         store.put("orders", b"one more")
@@ -74,6 +76,16 @@ def test_verify_has_an_exit_code_for_what_it_cannot_check(tmp_path: Path, damage
     result = call("verify", tmp_path / "nowhere")
     assert result.exit_code == 2
     assert "check the path" in result.stderr
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_the_plan_as_json_has_what_was_found(is_clean: bool, damaged: Path, call: Call) -> None:
+    if not is_clean:
+        (damaged / "abort").write_text("1")
+    shown, report = json.loads(call("repair", damaged, "--json").stdout), verify(damaged)
+    assert shown["closedProperly"] is is_clean
+    assert shown["found"] == [asdict(problem) for problem in report.problems]
+    assert (len(shown["found"]), shown["notes"]) == (shown["problems"], report.notes)
 
 
 def test_repair_shows_its_plan_and_waits(damaged: Path, call: Call) -> None:
@@ -215,10 +227,19 @@ def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(
     assert "Remove" not in told
 
 
-def test_a_plan_for_a_store_that_is_open_says_so(small_store: Path, call: Call) -> None:
-    with stratalog.open(small_store, **SETTINGS):
-        assert "the store is open" in call("repair", small_store).stdout
-    assert "the store is open" not in call("repair", small_store).stdout
+@pytest.mark.parametrize("arguments", [(), ("--to", "mended", "--yes"), ("--in-place", "--yes")])
+def test_no_repair_is_planned_for_a_store_that_is_open(
+    arguments: tuple[str, ...], damaged: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stratalog.open(damaged, **SETTINGS):
+        before = prints(damaged)
+        refused = call("repair", damaged, *arguments)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert re.search(rf"is open in process .*\b{os.getpid()}\b", refused.stderr)
+        assert prints(damaged) == before
+    assert not Path("mended").exists()
+    assert call("repair", damaged).exit_code == 1
 
 
 def test_rebuild_names_the_log_file_that_cannot_be_read(

@@ -2,12 +2,16 @@
 has changed."""
 
 import contextlib
+import cProfile
 import errno
 import hashlib
+import io
 import json
 import os
+import pstats
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +31,7 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import Transaction
 from stratalog.store.disk import Disk
 from stratalog.store.recovery import Damage
+from stratalog.tools import repair_plan
 from stratalog.tools.mending import restored
 from stratalog.tools.own_files import QUARANTINE
 from stratalog.tools.rebuild import rebuild
@@ -34,6 +39,7 @@ from stratalog.tools.repair import UNFINISHED_COPY, repair
 from stratalog.tools.repair_fill import LOST_PROPERTY, PIECE_SIZE_MAX, SMALLEST, Cover, LostMessage
 from stratalog.tools.repair_plan import RepairPlan, plan_repair, split
 from stratalog.tools.verify import verify
+from stratalog.tools.verify_report import VerifyReport
 
 FILE_SIZE = 16 * 1024
 SETTINGS: dict[str, Any] = {
@@ -98,6 +104,10 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Pristine:
 
 def files(root: Path) -> list[Path]:
     return sorted((root / "commitlog").iterdir())
+
+
+def files_of(pristine: Pristine, root: Path) -> list[Path]:
+    return [root / "commitlog" / path.name for path in files(pristine.root)]
 
 
 def log_bytes(root: Path) -> bytes:
@@ -472,6 +482,90 @@ def test_planning_reads_damage_a_few_times_only(root: Path, pristine: Pristine) 
         assert plan.scanned_size < 10 * length + (1 << 17)
 
 
+@pytest.mark.parametrize("last", [-1, None], ids=["in the middle", "at the end"])
+def test_planning_takes_time_in_proportion_to_what_is_lost(last: int | None, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SETTINGS) as store:
+        for _ in range(3000):
+            store.put("t", b"body", queue_id=0)
+    for path in files(tmp_path)[2:last]:
+        path.write_bytes(bytes(FILE_SIZE))
+    profile = cProfile.Profile()
+    plan = profile.runcall(plan_repair, tmp_path, settings=GIVEN)
+    assert plan.lost_count + plan.message_count == 3000
+    assert plan.lost_count > 2000
+    calls = pstats.Stats(profile, stream=io.StringIO()).total_calls  # type: ignore[attr-defined]
+    assert calls < 600 * plan.lost_count
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [[(1, 7)], [(-1, 5)], [(1, 9), (2, 1), (9, 2)], [(0, 9), (1, 0), (2, 1), (9, 2)], [(3, 4), (2, 3), (1, 2), (0, 1)]],
+    ids=["after the end", "the last", "two exchanged", "three in a ring", "all"],
+)
+def test_log_files_under_wrong_names_are_not_repaired_but_named_with_the_commands_that_help(
+    moves: list[tuple[int, int]], pristine: Pristine, tmp_path: Path
+) -> None:
+    root = pristine.copy(tmp_path / "a store")
+    log, last = root / "commitlog", len(files(root)) - 1
+    for old, new in moves:
+        (log / f"{(last if old < 0 else old) * FILE_SIZE:020d}").rename(log / f"{new * FILE_SIZE:020d}")
+    before, steps = [path.read_bytes() for path in files(root)], 0
+    (root / "abort").touch()  # after a clean stop only the last file is read
+    with pytest.raises(CorruptData):
+        stratalog.open(root, **SETTINGS)
+    (root / "abort").unlink()
+    while files(root) != files_of(pristine, root) or log_bytes(root) != log_bytes(pristine.root):
+        with pytest.raises(CorruptData, match="another file's name") as refused:
+            plan_repair(root, settings=GIVEN)
+        assert steps or [path.read_bytes() for path in files(root)] == before
+        subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+        steps += 1
+        assert steps < 6
+    assert verify(root, settings=GIVEN).ok
+    assert not plan_repair(root, settings=GIVEN).actions
+
+
+def test_a_log_file_that_is_there_twice_is_moved_out_of_the_log(root: Path) -> None:
+    first, last = files(root)[0], files(root)[-1]
+    shutil.copy(first, last)
+    with pytest.raises(CorruptData, match="which is there too") as refused:
+        plan_repair(root, settings=GIVEN)
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    assert not last.exists()
+    assert plan_repair(root, settings=GIVEN).lost_count
+
+
+def test_a_log_file_that_holds_a_piece_of_another_is_damaged_and_not_under_a_wrong_name(root: Path) -> None:
+    data = files(root)[2].read_bytes()
+    change(files(root)[1], 0, data[:4096])
+    assert mend(root).lost_count
+
+
+def test_one_record_that_says_another_place_is_damage(root: Path, pristine: Pristine) -> None:
+    change(files(root)[1], HEAD.position("commit_log_offset"), (5 * FILE_SIZE).to_bytes(8))
+    assert mend(root).mended_count == 1
+
+
+def test_more_messages_of_a_batch_queue_are_lost_than_records_have_room_for_and_nothing_else_is(tmp_path: Path) -> None:
+    """Members of a batch take less than a record each. No unit says where the batches after the damage belong."""
+    sizes, size, count = SETTINGS | {"mapped_file_size_commit_log": 256 * 1024}, 2000, 45
+    with stratalog.open(tmp_path, **sizes) as store:
+        store.create_topic("batches", queues=1, queue_type="BatchCQ")
+        for number in range(count):
+            store.queue("batches", 0).put_batch([b"x"] * size, [b""] * size, unique_key=f"u{number}")
+    for path in files(tmp_path)[1:-1]:
+        path.write_bytes(bytes(path.stat().st_size))
+    shutil.rmtree(tmp_path / "batchconsumequeue")
+    for name in ("checkpoint", "queues.snapshot"):
+        (tmp_path / name).unlink(missing_ok=True)
+    plan = plan_repair(tmp_path, settings=StoreSettings(**sizes))
+    assert (plan.lost_count + plan.message_count, plan.unplaced_count) == (size * count, 0)
+    assert plan.lost_count > 1 << 16
+    assert repair(plan).ok
+    with stratalog.open(tmp_path, **sizes) as store:
+        assert store.put("batches", b"new", queue_id=0).queue_offset == size * count
+
+
 def test_configuration_comes_back_from_its_backup_and_what_was_there_is_kept(root: Path) -> None:
     (root / "config").mkdir()
     (root / "config" / "topics.json").write_text('{"topicCon')
@@ -584,8 +678,30 @@ def test_a_store_that_is_open_here_is_not_repaired(root: Path, pristine: Pristin
     try:
         with pytest.raises(StoreLocked):
             repair(plan)
+        with pytest.raises(StoreLocked):
+            plan_repair(root, settings=GIVEN)
     finally:
         release()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_no_plan_comes_of_a_store_that_is_opened_while_it_is_looked_at(
+    is_closed: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(root: Path, **given: Any) -> VerifyReport:
+        report = verify(root, **given)
+        store = stratalog.open(root, **SETTINGS)
+        store.put("t0", b"put meanwhile")
+        stores.append(store)
+        if is_closed:
+            store.close()
+        return report
+
+    stores: list[stratalog.MessageStore] = []
+    monkeypatch.setattr(repair_plan, "verify", opened)
+    with pytest.raises(StoreLocked):
+        plan_repair(root, settings=GIVEN)
+    stores[0].close()
 
 
 def test_messages_lost_at_the_end_of_a_closed_store_keep_their_offsets(root: Path, pristine: Pristine) -> None:

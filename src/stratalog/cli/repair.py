@@ -176,7 +176,10 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
 
     return {
         "store": str(plan.root),
+        "closedProperly": plan.report.clean,
         "problems": plan.report.problem_count,
+        "found": [asdict(problem) for problem in plan.report.problems],
+        "notes": plan.report.notes,
         "actions": [
             {
                 "kind": action.kind, "path": action.path, "position": action.position, "size": action.size,
@@ -226,8 +229,6 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if plan.gone_count:
         shown["before it"] = before_log(plan.gone_count)
     print(pairs(shown))
-    if report.is_live:
-        print("\nnote: the store is open: stop the process that has it before the repair, and look again then")
     for note in report.notes:
         print(f"\nnote: {clean(note)}")
     for fault in plan.unmended:

@@ -348,7 +348,9 @@ class Dispatcher:
         last = BATCH_UNIT.unpack(waiting, len(waiting) - BATCH_UNIT.size) if waiting else queue.newest()
         end, newest = (last.base_offset + last.batch_size, last.commit_log_offset) if last else (queue.end_offset, 0)
         ahead = message.queue_offset - end
-        is_near = may_be_lost(ahead, offset - newest) if last else message.queue_offset <= queue_offset_limit(offset)
+        is_near = message.queue_offset <= queue_offset_limit(offset)
+        if last:
+            is_near = may_be_lost(ahead, offset - newest, in_batches=True)
         if ahead < 0 or not is_near:
             place = LeftOut(offset, queue.topic, queue.queue_id, message.queue_offset)
             self._leave_out(place, f"the queue ends at {end:,}")
@@ -469,9 +471,10 @@ def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
     return commit_log_offset // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
 
 
-def may_be_lost(count: int, lost_size: int) -> bool:
-    """Whether so many messages of a queue can have been lost where so many bytes of log lie between two of it."""
-    return count <= max(_GAP_UNITS_MAX, lost_size // FIXED_SIZE_V1)
+def may_be_lost(count: int, lost_size: int, *, in_batches: bool = False) -> bool:
+    """Whether so many messages of a queue can have been lost where so many bytes of log lie between two of it. Those of
+    a batch queue take less than a record each (`in_batches`)."""
+    return count <= max(_GAP_UNITS_MAX, lost_size // (_MESSAGE_SIZE_MIN if in_batches else FIXED_SIZE_V1))
 
 
 def _topic_of(record: Record) -> str:

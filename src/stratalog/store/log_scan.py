@@ -5,6 +5,7 @@ are put together in order: each must begin where the one before ended, else the 
 """
 
 import os
+import shlex
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -19,8 +20,9 @@ from stratalog.errors import CorruptData, command
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
+from stratalog.layout.names import offset_name
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.disk import MappedFile
+from stratalog.store.disk import MappedFile, PrivateDisk
 
 _PIECE_SIZE = 8 << 20
 _PIECES_PER_THREAD = 2
@@ -210,6 +212,8 @@ class LogScan:
         if closes_file(file, position, base):
             found.end_offset = base + file.size
             return found.end_offset
+        if not position:
+            self._refuse_wrong_name(file)
         following = _next_record(log, offset)
         if following is None:
             _check_not_cut(log, file, position)
@@ -234,6 +238,7 @@ class LogScan:
         files = log.files[(begin - log.first_offset) // log.file_size :]
         other = next((one for one in files if not is_unfinished(one, position if one is file else 0)), None)
         if other and not log.read_only:
+            self._refuse_wrong_name(other)
             step = f"to go on without these bytes, let {command('repair', log.directory.parent)} set them aside"
             raise CorruptData(
                 f"no record follows log offset {begin:,} in its place, and this file begins with a record of another "
@@ -243,6 +248,11 @@ class LogScan:
                 position=position if other is file else 0,
             )
         return other
+
+    def _refuse_wrong_name(self, file: MappedFile) -> None:
+        """Raise `CorruptData` for a log file under another one's name, where a writer would put messages after it."""
+        if not self._log.read_only and (step := named_wrong(file)):
+            raise CorruptData(step, path=str(file.path))
 
     @property
     def _is_any_whole(self) -> bool:
@@ -366,6 +376,36 @@ def is_unfinished(file: MappedFile, position: int) -> bool:
     cannot where the file begins with a whole record of another place: then the file is another one. Elsewhere such a
     record may be a part of a body whose head was lost."""
     return position > 0 or not _begins_with_record(file)
+
+
+def named_wrong(file: MappedFile) -> str:
+    """How to give a log file the name of the place that its records say; empty where they say its own. One record alone
+    may be damaged: two count."""
+    path, place = file.path, _place_of(file)
+    if place is None:
+        return ""
+    right, kept = path.with_name(offset_name(place)), path.parent.parent / f"{path.name}.moved"
+    moves = [(path, right)]
+    if right.exists():
+        other = PrivateDisk().map(right) if right.stat().st_size else None
+        is_wrong = other is None or _place_of(other) is not None
+        if other:
+            other.close()
+        moves = [(path, kept), (right, path), (kept, right)] if is_wrong else [(path, kept)]
+    step = " && ".join(f"mv -n {shlex.quote(str(a))} {shlex.quote(str(b))}" for a, b in moves)
+    is_there = ", which is there too" if len(moves) == 1 and right.exists() else ""
+    return f"its records are those of {right.name}{is_there}: it has another file's name. Run `{step}`, then again"
+
+
+def _place_of(file: MappedFile) -> int | None:
+    """Log offset at which the records of a file begin by what they say, if that is another file's begin."""
+    head = HEAD.unpack(file.view.data) if file.size >= HEAD.size else None
+    place = head.commit_log_offset if head else -1
+    if head is None or place < 0 or place % file.size or place == int(file.path.name):
+        return None
+    count, *_ = scan(file.address, 0, file.size, place, VERIFY, np.empty(2, np.int64), np.empty(2, np.int32))
+    is_other = count == 2 and next_record(file, 1, int(file.path.name)) < 0  # else only some of its bytes are another's
+    return place if is_other else None
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

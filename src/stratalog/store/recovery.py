@@ -74,6 +74,7 @@ import numpy as np
 
 from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, LeftOut, QueueBegin, may_be_lost
@@ -267,7 +268,9 @@ def recover(
                 f"{torn[queue] - 1:,} is not given again here"
             )
         if queue.end_offset < given:
-            if queue.last_unit() is None or may_be_lost(given - queue.end_offset, end - log.first_offset):
+            lost_count, lost_size = given - queue.end_offset, end - log.first_offset
+            in_batches = isinstance(queue, BatchQueue)
+            if queue.last_unit() is None or may_be_lost(lost_count, lost_size, in_batches=in_batches):
                 queue.keep_end(given, _unused_place(log))
             else:
                 dispatcher.notes.append(

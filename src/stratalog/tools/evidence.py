@@ -143,7 +143,7 @@ class QueueEvidence:
         is_told = self.supported[chosen] | self.certain[chosen]
         return [
             at + 1 for at in np.flatnonzero((ahead > 0) & ~(is_told[1:] & is_told[:-1])).tolist()
-            if not may_be_lost(int(ahead[at]), int(lost_sizes[at]))
+            if not may_be_lost(int(ahead[at]), int(lost_sizes[at]), in_batches=self.is_batch)
         ]  # fmt: skip
 
     def _weights(self) -> NDArray[np.int64]:

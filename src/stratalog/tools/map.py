@@ -25,8 +25,7 @@ from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import completed, guess_text, sized
-from stratalog.tools.own_files import refuse_without_log
-from stratalog.tools.repair import refuse_if_locked
+from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.errors import ConfigurationError, NotAStore, StoreLocked
 from stratalog.layout.names import (
     ABORT,
     CHECKPOINT,
@@ -18,6 +18,7 @@ from stratalog.layout.names import (
     SNAPSHOT,
     STAGING,
 )
+from stratalog.store.disk import lock_owner
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.opening import check_finished
 from stratalog.tools.verify_files import MISPLACED, QUEUE_TREES, misplaced
@@ -38,6 +39,13 @@ def refuse_without_log(root: Path) -> None:
     if left:
         raise NotAStore(f"{root} holds {', '.join(left)}, and {COMMIT_LOG}/ is missing: {RESTORE_LOG}")
     raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
+
+
+def refuse_if_locked(root: Path) -> None:
+    """Raise `StoreLocked` while a store is open for writing, in this process or another."""
+    owner = lock_owner(root / LOCK)
+    if owner is not None:
+        raise StoreLocked(f"{root} is open in process {owner}: stop it first, or copy the files and repair the copy")
 
 
 def free_name(target: Path, is_same: Callable[[Path], bool] = lambda _: False) -> Path:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stratalog.errors import ConfigurationError, CorruptData, StoreLocked, command
+from stratalog.errors import ConfigurationError, CorruptData, command
 from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE, STAGING, UNFINISHED_COPY
-from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk, lock_owner
+from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk
 from stratalog.store.os_errors import refusing
 from stratalog.store.snapshot import is_ours, keep_ends
 from stratalog.tools.copying import copy_file, copy_tree, unshare
-from stratalog.tools.own_files import free_name, refuse_links
+from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, described, lost_json
 from stratalog.tools.repair_plan import RepairPlan, log_stamps, set_aside_name
@@ -79,13 +79,6 @@ def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> s
     if to is not None:
         Disk().remove(root / UNFINISHED_COPY)
     return unqueued
-
-
-def refuse_if_locked(root: Path) -> None:
-    """Raise `StoreLocked` when a process holds the store's lock."""
-    owner = lock_owner(root / LOCK)
-    if owner is not None:
-        raise StoreLocked(f"{root} is open in process {owner}: stop it first, or copy the files and repair the copy")
 
 
 def check_target(source: Path, target: Path) -> None:

@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, PLACEHOLDER_FLAGS
@@ -143,7 +143,7 @@ class Cover:
 
     def fitting(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
         """Those that there is room for, in order."""
-        left, found = self.size - (BLANK.size if self.closes_file else 0), []
+        left, found = self._room, []
         for message in lost:
             size = placeholder(message, {}, with_record_crc=self.with_record_crc).total_size
             if size <= left:
@@ -151,10 +151,24 @@ class Cover:
                 left -= size
         return found
 
+    def first_fitting(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
+        """Those in front of the first that there is no room for."""
+        records = (placeholder(message, {}, with_record_crc=self.with_record_crc) for message in lost)
+        return list(lost[: self._count(records, self._room)])
+
     def fitting_named(self, lost: Sequence[LostMessage]) -> list[LostMessage]:
         """As many as there is room for with all properties, in order."""
-        sizes = accumulate(self._placeholder(message).total_size for message in lost)
-        return [message for message, size in zip(lost, sizes, strict=True) if size <= self.size]
+        return list(lost[: self._count(map(self._placeholder, lost), self.size)])
+
+    @staticmethod
+    def _count(records: Iterable[Record], room: int) -> int:
+        """How many records there is room for, in order. Those after them are not made."""
+        sizes = accumulate(record.total_size for record in records)
+        return sum(1 for _ in takewhile(lambda size: size <= room, sizes))
+
+    @property
+    def _room(self) -> int:
+        return self.size - (BLANK.size if self.closes_file else 0)
 
     def least_size(self, lost: Sequence[LostMessage]) -> int:
         """Bytes that placeholders with all properties take."""
@@ -190,7 +204,7 @@ class Cover:
 def in_log_order(lost: Iterable[LostMessage]) -> list[LostMessage]:
     """Lost messages in an order in which each queue has its offsets, light queues among them. Where what units say of
     them contradicts itself, by queue."""
-    messages = sorted(lost)
+    messages = sorted(set(lost))
     queues: dict[tuple[str, int], list[tuple[int, LostMessage]]] = defaultdict(list)
     for message in messages:
         for topic, queue_id, number in message.all_places:

@@ -318,7 +318,7 @@ class Judge:
     ) -> bool:
         """Propose the place that units give a record, or else the only hole that it can have come from."""
         data = self._read(offset, size)
-        if len(data) < size:
+        if len(data) < size or not any(data):
             return False
         fitting = [claim for claim in claims if self._takes(offset, claim)]
         if not fitting and (record := read_record(data)) and queue is not None:
@@ -535,6 +535,8 @@ class Lost:
         """The first lost message in a range that may have stood in a light queue, too."""
         self._taken: dict[QueueKey, list[tuple[int, int, int]]] = defaultdict(list)
         """Offsets [first, end) whose records are known to have stood in a range, and its number; in order."""
+        self._counts: dict[QueueKey, list[int]] = defaultdict(lambda: [0])
+        """By queue, how many messages the first of those are, for each number of them."""
 
     def by_damage(self) -> dict[Damage, list[LostMessage]]:
         """In each range, in the order of the log as far as it is known."""
@@ -571,7 +573,8 @@ class Lost:
             return
         if not self._is_near(queue, offset, claim.queue_offset, taken):
             return
-        self._taken[key].append((claim.queue_offset, claim.end, at))
+        taken.append((claim.queue_offset, claim.end, at))
+        self._counts[key].append(self._counts[key][-1] + claim.end - claim.queue_offset)
         size = (claim.batch_size or 1) if queue.is_batch else 0
         message = LostMessage(*key, claim.queue_offset, size, self._evidence.places_at(offset))
         self._found[self._damages[at]].append(message)
@@ -586,7 +589,8 @@ class Lost:
             return True
         first, at = bisect_left(self._begins, begin), bisect_right(self._begins, offset) - 1
         room = self._rooms[at] - self._rooms[first] + offset - self._begins[at]
-        missing = number - low - sum(stop - n for n, stop, _ in taken[bisect_left(taken, (low, 0, 0)) :])
+        counts = self._counts[queue.key]
+        missing = number - low - (counts[-1] - counts[bisect_left(taken, (low, 0, 0))])
         return bool(missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) <= room)
 
     def _take_holes(self, queue: QueueEvidence) -> None:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, StoreUnavailable
+from stratalog.errors import CorruptData, StoreLocked, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.light import is_light
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
@@ -52,14 +52,15 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.opening import check_finished
+from stratalog.store.log_scan import named_wrong
+from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
-from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced
+from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
 from stratalog.tools.repair_files import plan_files
@@ -119,20 +120,29 @@ class RepairPlan:
 
 
 def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
-    """Look at everything and say what to do. Changes nothing; a broker may be running, though the plan is then old.
+    """Look at everything and say what to do. Changes nothing.
 
-    Raises `CorruptData` where not one whole record is found: such a log must be restored, not repaired;
+    Raises `StoreLocked` while the store is open for writing, as unfinished work would look like damage;
+    `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and for a log file
+    under a wrong name;
     `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
     `StoreUnavailable` where a file cannot be read.
     """
     with refusing(f"{root} cannot be looked at"):
-        return _plan(root, settings, progress)
+        refuse_if_locked(root)
+        seen = stamps(root, PrivateDisk())
+        plan = _plan(root, settings, progress)
+        refuse_if_locked(root)
+        if stamps(root, PrivateDisk()) != seen:
+            raise StoreLocked(f"{root} was opened while the plan was made: plan again when nobody has it open")
+        return plan
 
 
 def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
     check_finished(root)
     refuse_links(root, but=(COMMIT_LOG,))
     refuse_misplaced(root)
+    _refuse_wrong_names(root)
     report = verify(root, settings=settings, progress=progress)
     if report.unreadable:
         first = next(problem for problem in report.problems if problem.path in report.unreadable)
@@ -168,6 +178,18 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
         plan.known_end = known_end(root, log, sizes, disk)
     return plan
+
+
+def _refuse_wrong_names(root: Path) -> None:
+    """Raise `CorruptData` for a log file under another one's name: its messages are whole, and would be set aside."""
+    disk = PrivateDisk()
+    for name, size in disk.files(root / COMMIT_LOG).items():
+        if offset_of(name) is not None and size:
+            file = disk.map(root / COMMIT_LOG / name)
+            step = named_wrong(file)
+            file.close()
+            if step:
+                raise CorruptData(step, path=str(file.path))
 
 
 def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:
@@ -407,10 +429,13 @@ class _LogPlan:
                 begin, end = min(begin, taken[0]), max(end, sum(taken))
             action = self._covering(begin, end, closes_file, before or after, damage.reason)
             assert action.cover
-            kept = action.cover.fitting(lost)
             if end < damage.end:  # what follows the first that does not fit stays behind it
-                kept = [message for message, other in zip(kept, lost, strict=False) if message == other]
-            lost = [message for message in lost if message not in set(kept)]
+                kept = action.cover.first_fitting(lost)
+                lost = lost[len(kept) :]
+            else:
+                kept = action.cover.fitting(lost)
+                covered = set(kept)
+                lost = [message for message in lost if message not in covered]
             for message in kept:
                 for topic, queue_id, number in message.all_places:
                     end_offset = message.end if topic == message.topic else number + 1
@@ -421,13 +446,11 @@ class _LogPlan:
     def _newest_of(self, lost: list[LostMessage], evidence: Evidence) -> list[LostMessage]:
         """Those of the lost messages after which their queue, or a light one, has nothing: without a placeholder at the
         log's end their offsets would be given again."""
-        found = []
+        found, ends = [], dict(self._kept_ends)
+        for key in {(topic, queue_id) for message in lost for topic, queue_id, _ in message.all_places}:
+            ends[key] = max(ends.get(key, 0), int(evidence.queue(*key).ends.max(initial=0)))
         for message in lost:
-            newest = [
-                (topic, queue_id, number) for topic, queue_id, number in message.all_places
-                if number >= self._kept_ends.get((topic, queue_id), 0)
-                and number >= int(evidence.queue(topic, queue_id).ends.max(initial=0))
-            ]  # fmt: skip
+            newest = [place for place in message.all_places if place[2] >= ends[place[:2]]]
             if message.all_places[0] in newest:
                 places = tuple((topic, number) for topic, _, number in newest[1:])
                 found.append(replace(message, places=places))
