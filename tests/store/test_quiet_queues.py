@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import KINDS, Content, Kind
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, Content, Kind
 from stratalog.errors import CorruptData
-from stratalog.layout.names import ABORT, OWN_MARK
+from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store import snapshot
+from stratalog.tools import rebuild as rebuilding
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -60,6 +61,22 @@ FEW = ("cut", "lost")
 STOPS = ("clean", "killed while opening", "killed later")
 
 
+def filled(kind: Kind, root: Path, content: Content, *, other: bool = False) -> int:
+    """A store, closed properly, in which the kind's second queue is quiet; returns that queue's end."""
+    with kind.open(root) as store:
+        for number in [*QUIET_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+        if other:
+            store.put("other", b"x")
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    with kind.open(root) as store:
+        kind.put(store, 0, content)
+        quiet = store.queue(*kind.queues[1])
+        end = quiet.max_offset
+        assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
+    return end
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]
@@ -72,17 +89,7 @@ def test_its_offsets_are_never_given_again(
     if other:
         monkeypatch.setattr(snapshot, "TICK_NS", 0)  # the snapshot of plain queues holds then
     root, content = tmp_path / "store", Content()
-    with kind.open(root) as store:
-        for number in [*QUIET_PUTS, *BUSY_PUTS]:
-            kind.put(store, number, content)
-        if other:
-            store.put("other", b"x")
-    sorted((root / "commitlog").iterdir())[0].unlink()
-    with kind.open(root) as store:
-        kind.put(store, 0, content)
-        quiet = store.queue(*kind.queues[1])
-        end = quiet.max_offset
-        assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
+    end = filled(kind, root, content, other=other)
     assert verify(root).ok
 
     if stop == "killed while opening":  # before it had changed anything
@@ -109,3 +116,59 @@ def test_its_offsets_are_never_given_again(
                 kind.put(store, 1, content)
                 assert next(quiet.read()).queue_offset == end
     assert verify(used).ok
+
+
+def max_offset(kind: Kind, root: Path) -> int:
+    with kind.open(root) as store:
+        assert list(store.queue(*kind.queues[0]).read())
+        return store.queue(*kind.queues[1]).max_offset
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(("damage", "road"), [("lost", "rebuild"), ("zeroed", "repair"), ("lost", "copy")])
+def test_rebuild_and_repair_write_its_end_into_its_files(kind: Kind, damage: str, road: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
+    if damage == "lost":
+        report = verify(root)
+        assert any(str(kind.directory(root, kind.queues[1])) == problem.path for problem in report.problems)
+    used = ROADS[road](root)
+    used = used if isinstance(used, Path) else root
+    assert verify(used).ok
+    (used / SNAPSHOT).unlink()
+    assert max_offset(kind, used) == end
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(("damage", "road"), [("lost", "open"), ("zeroed", "open"), ("directory", "rebuild")])
+def test_its_end_is_known_without_the_checkpoint(kind: Kind, damage: str, road: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
+    (root / CHECKPOINT).unlink()
+    ROADS[road](root)
+    assert max_offset(kind, root) == end
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_rebuild_of_a_store_that_rocketmq_had_revives_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    filled(PLAIN, root, Content())
+    (root / LOCK).write_bytes(b"lock")  # as RocketMQ leaves it, after the topic was deleted
+    DAMAGES["directory"](PLAIN.files(root, PLAIN.queues[1]))
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuilding, "exchange", kill)
+        with pytest.raises(Killed):
+            rebuild(root)
+    rebuild(root)
+    assert max_offset(PLAIN, root) == 0

@@ -46,14 +46,22 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import check_log_size, note_sizes, sized
-from stratalog.store.snapshot import QueueEnd, is_ours, note_damages, note_ends, noted_ends, sealed_ends
+from stratalog.store.snapshot import (
+    QueueEnd,
+    forget_ends,
+    is_ours,
+    note_damages,
+    note_ends,
+    noted_ends,
+    sealed_ends,
+)
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import live_begin, written_units
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, lost_ends, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -166,9 +174,10 @@ def rebuild_locked(
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
-    sealed = sealed_ends(root, disk) if is_ours(root, disk) else {}
+    sealed = sealed_ends(root, disk)
+    lost = [QueueEnd(*key, end, end) for key, end in lost_ends(root, disk).items()] if "queues" in parts else []
     try:
-        _prepare(root, staging)
+        _prepare(root, staging, ends=lost)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
@@ -187,7 +196,9 @@ def rebuild_locked(
         ends = [] if may_serve_less or "queues" not in parts else list(_lost_ends(root, staging, disk, rebuilt.damages))
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
+            _prepare(
+                root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=[*lost, *ends]
+            )
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -212,6 +223,8 @@ def rebuild_locked(
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
+        if not is_ours(root, disk):  # our mark would make the old ends count again
+            forget_ends(root, disk)
         _swap(root, staging, rebuilt.parts, disk)
         if "index" in parts:
             note_sizes(settings, root, disk)  # they may have been given

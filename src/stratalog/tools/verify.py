@@ -9,6 +9,7 @@ then counted as `units_behind` and `index_items_behind`, not as a problem, becau
 known to them, to the checkpoint or the snapshot, and not in the log, is a problem.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
-from stratalog.layout.names import COMMIT_LOG, LOCK
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
@@ -27,6 +28,7 @@ from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
+from stratalog.tools.unqueued import lost_ends
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
@@ -39,7 +41,16 @@ from stratalog.tools.verify_files import (
 )
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
-from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, Unreadable, VerifyReport
+from stratalog.tools.verify_report import (
+    CHUNK_RECORDS,
+    PARTS,
+    REPAIR,
+    Chunk,
+    Problem,
+    ReportingDisk,
+    Unreadable,
+    VerifyReport,
+)
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -139,6 +150,7 @@ def _verify(
         )
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
+    _check_lost_ends(root, disk, report)
     if report.ok and report.clean and not report.is_live and is_rebuilt_by_opening(root, settings, report.log_end):
         report.notes.append(
             f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
@@ -151,6 +163,20 @@ def _verify(
         report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
+
+
+def _check_lost_ends(root: Path, disk: ReportingDisk, report: VerifyReport) -> None:
+    """The queues that the snapshot knows must be there, also those without a message in the log. (After a crash the
+    next opening sees to it.)"""
+    lost = dict[tuple[str, int], int]()
+    with contextlib.suppress(Unreadable):  # the report has it
+        lost = lost_ends(root, disk) if report.clean and not report.is_live else lost
+    for (topic, queue_id), end in lost.items():
+        tree = BATCH_CONSUME_QUEUE if (root / BATCH_CONSUME_QUEUE / topic).is_dir() else CONSUME_QUEUE
+        path = str(root / tree / topic / str(queue_id))
+        if not any(problem.path.startswith(path) for problem in report.problems):
+            what = f"units of queue {topic}/{queue_id} up to offset {end:,}, as at the last clean stop"
+            report.add(Problem("queue", path, 0, what, "fewer", REPAIR))
 
 
 def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, list[str]]:
