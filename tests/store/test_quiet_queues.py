@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, Content, Kind
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, Content, Kind
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store import snapshot
@@ -172,3 +172,43 @@ def test_a_killed_rebuild_of_a_store_that_rocketmq_had_revives_no_end(
             rebuild(root)
     rebuild(root)
     assert max_offset(PLAIN, root) == 0
+
+
+UNIT_DAMAGES = {"zeros": None, "far ahead": 1 << 40, "into the log": 1 << 15, "ahead": 1 << 13, "negative": -1 << 63}
+"""What is changed in a unit's log offset; None: the whole unit is zeros."""
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(
+    ("damage", "stop", "number"),
+    [
+        ("zeros", "crash", 3),
+        ("ahead", "crash", 10),
+        ("into the log", "closed", 3),
+        ("far ahead", "rebuilt", 3),
+        ("zeros", "rebuilt", 10),
+    ],
+)
+def test_units_after_a_damaged_one_tell_its_end(
+    kind: Kind, damage: str, stop: str, number: int, tmp_path: Path
+) -> None:
+    root, size = tmp_path / "store", kind.layout.size
+    end = filled(kind, root, Content())
+    (root / LOCK).write_bytes(b"lock")  # RocketMQ had it
+    (root / CHECKPOINT).unlink()
+    if stop == "crash":
+        (root / ABORT).write_bytes(b"1")
+    path = kind.files(root, kind.queues[1])[number // QUEUE_FILE_UNITS]
+    data, at = bytearray(path.read_bytes()), number % QUEUE_FILE_UNITS * size
+    unit = int.from_bytes(data[at : at + 8], "big", signed=True)
+    assert any(data[at + size :])
+    change = UNIT_DAMAGES[damage]
+    data[at : at + size] = (
+        bytes(size) if change is None else (unit ^ change).to_bytes(8, "big", signed=True) + data[at + 8 : at + size]
+    )
+    path.write_bytes(data)
+    if stop == "rebuilt":
+        rebuild(root)
+    for _ in range(2):
+        assert max_offset(kind, root) == end
+    assert verify(root).ok

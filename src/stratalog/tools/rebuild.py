@@ -38,7 +38,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
-from stratalog.store.dispatch import LeftOut
+from stratalog.store.dispatch import LeftOut, queue_offset_limit
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
@@ -77,6 +77,8 @@ Part = Literal["queues", "index", "checkpoint"]
 PARTS: tuple[Part, ...] = ("queues", "index", "checkpoint")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _UNITS_ASKED = 64
+_GONE_PER_LIVE = 4
+"""With fewer expired units for each one that leads into the log, a queue may be a copy of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def rebuild_locked(
     clear_staging(root)
     sealed = sealed_ends(root, disk)
     lost = [QueueEnd(*key, end, end) for key, end in lost_ends(root, disk).items()] if "queues" in parts else []
+    lost += _gone_ends(root, disk) if "queues" in parts else []
     try:
         _prepare(root, staging, ends=lost)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
@@ -358,6 +361,22 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
                 built = max(built, int((numbers + np.maximum(counts, 1)).max(initial=0)))
             if 0 < built < lost:
                 yield QueueEnd(topic, queue_id, lost, 0)
+
+
+def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
+    """Ends of the queues that are not carried over though nearly all of their messages went by retention: a unit that
+    leads into the log was damaged, if the log has no message of the queue."""
+    log_begin = _log_begin(root, disk)
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            end = gone_count = live_count = 0
+            for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
+                is_gone = offsets < log_begin
+                end = max(end, int((numbers + np.maximum(counts, 1))[is_gone].max(initial=0)))
+                gone_count += int(np.count_nonzero(is_gone))
+                live_count += int(np.count_nonzero(~is_gone & (tags_codes != LOST_TAGS_CODE)))
+            if 0 < _GONE_PER_LIVE * live_count < gone_count and end <= queue_offset_limit(log_begin):
+                yield QueueEnd(topic, queue_id, end, 0)
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
