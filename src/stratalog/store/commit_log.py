@@ -164,8 +164,8 @@ class CommitLog:
         return self._files[number], position
 
     def end_at(self, end_offset: int, *, is_zeroed: bool = False) -> None:
-        """Recovery's verdict: the log ends here. Later files go, newest first (a kill leaves no gap), bytes after the end
-        are zeroed (old records must not rise again) unless they are known to be, and appending may start."""
+        """Recovery's verdict: the log ends here. Later files go, newest first (a kill leaves no gap); bytes after the
+        end are zeroed (old records must not rise again) unless they are known to be, and appending may start."""
         keep = -(-(end_offset - self.first_offset) // self.file_size)
         if self._empty:
             self._disk.remove(self._empty)
