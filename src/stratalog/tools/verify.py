@@ -74,7 +74,8 @@ MEANING = {
 """What stands at a damage's beginning, by its reason."""
 
 _LOOKS = 3
-"""How often a store is looked at that a writer opened or closed meanwhile, before it counts as open for writing."""
+"""How often a store is looked at that a writer opened or closed meanwhile, before it counts as open for writing; or
+whose oldest log files a writer removed."""
 Progress = Callable[[int, int, int], None]
 """Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
 
@@ -102,9 +103,15 @@ def verify(
     with refusing(f"{root} cannot be checked"):
         for _ in range(_LOOKS):
             seen, is_live = stamps(root, PrivateDisk()), lock_owner(root / LOCK) is not None
-            report = _verify(root, settings, threads, progress, is_live=is_live)
+            oldest = _oldest_file(root)
+            try:
+                report = _verify(root, settings, threads, progress, is_live=is_live)
+            except FileNotFoundError:
+                if _oldest_file(root) == oldest:
+                    raise
+                continue  # the writer removes what expired
             is_changed = lock_owner(root / LOCK) is not None or stamps(root, PrivateDisk()) != seen
-            if report.ok or is_live or not is_changed:
+            if report.ok or (is_live and _oldest_file(root) == oldest) or not is_changed:
                 return report
         return _verify(root, settings, threads, progress, is_live=True)
 
@@ -163,6 +170,10 @@ def _verify(
         report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
+
+
+def _oldest_file(root: Path) -> str:
+    return min(PrivateDisk().files(root / COMMIT_LOG), default="")
 
 
 def _check_lost_ends(root: Path, disk: ReportingDisk, report: VerifyReport) -> None:
