@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, Content, Kind
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, Content, Kind, Known
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store import snapshot
@@ -212,3 +212,39 @@ def test_units_after_a_damaged_one_tell_its_end(
     for _ in range(2):
         assert max_offset(kind, root) == end
     assert verify(root).ok
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("gone", ["units of expired messages", "all units of the quiet queue"])
+def test_log_files_that_are_put_back_are_served_again(kind: Kind, gone: str, tmp_path: Path) -> None:
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        for number in [*QUIET_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+    oldest = sorted((root / "commitlog").iterdir())[0]
+    backup = oldest.rename(tmp_path / oldest.name)
+    if gone == "units of expired messages":  # RocketMQ removes them with the log's file
+        kind.files(root, kind.queues[0])[0].unlink()
+    else:
+        lose(kind.files(root, kind.queues[1]))
+    with kind.open(root) as store:
+        kind.put(store, 0, content)
+    shutil.copy(backup, oldest)
+    for _ in range(2):
+        with kind.open(root) as store:
+            for key in kind.queues:
+                assert {m.queue_offset: Known.of(m) for m in store.queue(*key).read()} == content.queues[key]
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_unit_that_only_tells_its_end_survives_a_crash(kind: Kind, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    lose(kind.files(root, kind.queues[1]))
+    assert max_offset(kind, root) == end
+    (root / LOCK).write_bytes(b"lock")  # RocketMQ had it
+    (root / ABORT).write_bytes(b"1")
+    (root / CHECKPOINT).unlink()
+    for _ in range(2):
+        assert max_offset(kind, root) == end

@@ -32,6 +32,7 @@ The files as a whole are in one of these states; what is refused is refused befo
       messages; fewer units or index items
       than the seal says; a queue file missing
       in the middle
+    log files before those of the clean stop     they were put back: all queues and the index are built again
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue that begins after messages of the    the files in front of it were lost: it is built again
@@ -308,6 +309,8 @@ def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int) -> dict[Uni
             end = queue.given_end(log.first_offset)
             if queue.end_offset < end <= queue_offset_limit(log.first_offset):
                 ends[queue] = end
+            elif newest is None and queue.end_offset:  # its last unit stands for no message, and leads anywhere
+                ends[queue] = queue.end_offset
     return ends
 
 

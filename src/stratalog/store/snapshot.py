@@ -144,7 +144,8 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
     opening that is killed after that is not the last to know."""
     snapshot = _read(root, disk) or _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_begin, 1, _NO_STAMP, [])
     if (noted := list(ends)) != snapshot.ends:
-        _store(msgspec.structs.replace(snapshot, ends=noted), root, disk)
+        begin = snapshot.log_first_offset if noted else min(log_begin, snapshot.log_first_offset)  # none: it is opened
+        _store(msgspec.structs.replace(snapshot, ends=noted, log_first_offset=begin), root, disk)
 
 
 def keep_ends(root: Path, disk: Disk) -> None:
