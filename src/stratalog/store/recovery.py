@@ -230,7 +230,7 @@ def recover(
         # A clean stop left them so: the newest messages of the log were lost since.
         led_on = {queue for queue in queues if clean and not beside_writer and queue.offset_of(end) < queue.end_offset}
         for queue in led_on:
-            ends[queue] = replace(ends[queue], given_end=max(ends[queue].given_end, ends[queue].known_end))
+            ends[queue] = replace(ends[queue], given_end=ends[queue].known_end)
         is_ahead = led_on or any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
         is_after = any(one.commit_log_offset >= newer for one in begins.values())
