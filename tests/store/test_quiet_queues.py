@@ -248,25 +248,3 @@ def test_a_unit_that_only_tells_its_end_survives_a_crash(kind: Kind, tmp_path: P
     (root / CHECKPOINT).unlink()
     for _ in range(2):
         assert max_offset(kind, root) == end
-
-
-@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
-def test_offsets_of_messages_after_the_log_s_end_are_not_given_again_after_a_clean_stop(
-    kind: Kind, tmp_path: Path
-) -> None:
-    root, content = tmp_path / "store", Content()
-    with kind.open(root) as store:
-        kind.fill(store, content, count=300)
-    (root / LOCK).write_bytes(b"lock")  # RocketMQ closed it
-    (root / CHECKPOINT).unlink()
-    sorted((root / "commitlog").iterdir())[-1].unlink()
-    assert not verify(root).ok
-    for number in range(2):
-        with kind.open(root) as store:
-            assert {key: store.queue(*key).max_offset for key in kind.queues} == {
-                key: len(known) for key, known in content.queues.items()
-            }
-            assert number or any("not given again" in note for note in store.recovery.notes)
-            if number:
-                kind.put(store, 300, content)
-    assert verify(root).ok

@@ -33,7 +33,7 @@ The files as a whole are in one of these states; what is refused is refused befo
       than the seal says; a queue file missing
       in the middle
     log files before those of the clean stop     they were put back: all queues and the index are built again
-    a queue ahead of the log                     cut to the log's end; after a clean stop filled up to its own
+    a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue that begins after messages of the    the files in front of it were lost: it is built again
       log, where no seal vouches
@@ -72,7 +72,6 @@ from enum import Enum
 from pathlib import Path
 
 import numpy as np
-from msgspec.structs import replace
 
 from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
@@ -227,11 +226,7 @@ def recover(
             )
             for queue in queues
         }
-        # A clean stop left them so: the newest messages of the log were lost since.
-        led_on = {queue for queue in queues if clean and not beside_writer and queue.offset_of(end) < queue.end_offset}
-        for queue in led_on:
-            ends[queue] = replace(ends[queue], given_end=ends[queue].known_end)
-        is_ahead = led_on or any(one.given_end < one.known_end for one in ends.values())
+        is_ahead = any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
         is_after = any(one.commit_log_offset >= newer for one in begins.values())
         is_told = noted or gone or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
@@ -273,7 +268,7 @@ def recover(
     report.left_out = list(dispatcher.left_out.values())
     lacking = {(one.topic, one.queue_id) for one in report.left_out}
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
-        is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking or queue in led_on
+        is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
         given = max(given, gone.get(queue, 0))
         if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore that unit
@@ -294,13 +289,12 @@ def recover(
                 )
     for queue in queues:
         queue.cut()
-    ahead = [ends[queue] for queue in led_on if queue.last_unit() is None]  # it was filled up
-    ahead = ahead or [one for queue, one in ends.items() if queue.end_offset < one.known_end]
+    ahead = [one for queue, one in ends.items() if queue.end_offset < one.known_end]
     if ahead and not beside_writer:
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
             f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Those messages are lost, "
-            f"and their offsets are {'not ' if led_on else ''}given again"
+            "and their offsets are given again"
         )
     return report
 
