@@ -470,6 +470,31 @@ def test_a_file_that_a_writer_goes_on_to_while_verify_looks_at_the_one_before_is
         assert report.record_count == 9
 
 
+@pytest.mark.parametrize("is_before", [True, False], ids=["before it is mapped", "after"])
+def test_verify_looks_again_where_a_writer_s_oldest_log_files_go_meanwhile(
+    is_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, real, calls = tmp_path / "s", survey.survey_file, 0
+    with KINDS[0].open(root) as store:
+        for number in range(400):
+            KINDS[0].put(store, number, Content())
+        store.dispatch()
+
+        def expire(path: Path, *given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                names_of = sorted((root / names.COMMIT_LOG).iterdir())
+                for old in names_of[: 1 + is_before]:
+                    old.unlink()
+            return real(path, *given, **named)
+
+        monkeypatch.setattr(survey, "survey_file", expire)
+        report = verify(root, settings=StoreSettings.make(SIZES), threads=1)
+        assert (report.is_live, report.problems) == (True, [])
+        assert report.log_begin == SIZES["mapped_file_size_commit_log"] * (1 + is_before)
+
+
 LATE = tuple(
     (owner, name)
     for owner, names_of in (

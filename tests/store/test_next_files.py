@@ -1,5 +1,6 @@
 """Log files made before they are needed: a roll does not wait, a full disk is told when it matters, nothing is left."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -173,3 +174,43 @@ def test_property_names_that_never_come_again_do_not_fill_the_memory(open_store:
     assert len(store.shapes) <= 1024
     store.put("t", b"", properties={"name-1": "again"})
     assert next(store.queue("t").read(3000)).properties["name-1"] == "again"
+
+
+class Removals(Disk):
+    """Tells which log files were removed, in order; is full after so many were made."""
+
+    def __init__(self, made_max: int = 100) -> None:
+        self.removed: list[str] = []
+        self.left = made_max
+
+    def remove(self, path: Path) -> None:
+        if path.parent.name == COMMIT_LOG:
+            self.removed.append(path.name)
+        super().remove(path)
+
+    def allocate(self, path: Path, size: int) -> None:
+        if path.parent.name == COMMIT_LOG:
+            if not self.left:
+                raise DiskFull(f"{path}: no room")
+            self.left -= 1
+        super().allocate(path, size)
+
+
+@pytest.mark.parametrize("road", ["closed", "full disk", "opened"])
+def test_empty_files_go_newest_first_so_that_a_kill_leaves_no_gap(open_store: OpenStore, road: str) -> None:
+    disk = Removals(made_max=3 if road == "full disk" else 100)
+    store = open_store(disk=disk)
+    store.put("t", BODY)
+    if road == "opened":
+        store.close()
+        for number in (1, 2, 3):
+            path = store.root / COMMIT_LOG / f"{number * LOG_FILE_SIZE:020d}"
+            path.write_bytes(bytes(LOG_FILE_SIZE if number < 3 else 0))
+        open_store(disk=disk)
+    else:
+        files = store.log._next_files
+        with contextlib.suppress(DiskFull):
+            files.reserve(LOG_FILE_SIZE, 4, 0)
+        store.close()
+    assert len(disk.removed) >= 2
+    assert disk.removed == sorted(disk.removed, reverse=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import KINDS, Content, Kind
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, Content, Kind, Known
 from stratalog.errors import CorruptData
-from stratalog.layout.names import ABORT, OWN_MARK
+from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store import snapshot
+from stratalog.tools import rebuild as rebuilding
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -60,6 +61,22 @@ FEW = ("cut", "lost")
 STOPS = ("clean", "killed while opening", "killed later")
 
 
+def filled(kind: Kind, root: Path, content: Content, *, other: bool = False) -> int:
+    """A store, closed properly, in which the kind's second queue is quiet; returns that queue's end."""
+    with kind.open(root) as store:
+        for number in [*QUIET_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+        if other:
+            store.put("other", b"x")
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    with kind.open(root) as store:
+        kind.put(store, 0, content)
+        quiet = store.queue(*kind.queues[1])
+        end = quiet.max_offset
+        assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
+    return end
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
@@ -73,17 +90,7 @@ def test_its_offsets_are_never_given_again(
     if other:
         monkeypatch.setattr(snapshot, "TICK_NS", 0)  # the snapshot of plain queues holds then
     root, content = tmp_path / "store", Content()
-    with kind.open(root) as store:
-        for number in [*QUIET_PUTS, *BUSY_PUTS]:
-            kind.put(store, number, content)
-        if other:
-            store.put("other", b"x")
-    sorted((root / "commitlog").iterdir())[0].unlink()
-    with kind.open(root) as store:
-        kind.put(store, 0, content)
-        quiet = store.queue(*kind.queues[1])
-        end = quiet.max_offset
-        assert end == quiet.min_offset == len(content.queues[kind.queues[1]])
+    end = filled(kind, root, content, other=other)
     assert verify(root).ok
 
     if stop == "killed while opening":  # before it had changed anything
@@ -110,3 +117,135 @@ def test_its_offsets_are_never_given_again(
                 kind.put(store, 1, content)
                 assert next(quiet.read()).queue_offset == end
     assert verify(used).ok
+
+
+def max_offset(kind: Kind, root: Path) -> int:
+    with kind.open(root) as store:
+        assert list(store.queue(*kind.queues[0]).read())
+        return store.queue(*kind.queues[1]).max_offset
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(("damage", "road"), [("lost", "rebuild"), ("zeroed", "repair"), ("lost", "copy")])
+def test_rebuild_and_repair_write_its_end_into_its_files(kind: Kind, damage: str, road: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
+    if damage == "lost":
+        report = verify(root)
+        assert any(str(kind.directory(root, kind.queues[1])) == problem.path for problem in report.problems)
+    used = ROADS[road](root)
+    used = used if isinstance(used, Path) else root
+    assert verify(used).ok
+    (used / SNAPSHOT).unlink()
+    assert max_offset(kind, used) == end
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(("damage", "road"), [("lost", "open"), ("zeroed", "open"), ("directory", "rebuild")])
+def test_its_end_is_known_without_the_checkpoint(kind: Kind, damage: str, road: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    DAMAGES[damage](kind.files(root, kind.queues[1]))
+    (root / CHECKPOINT).unlink()
+    ROADS[road](root)
+    assert max_offset(kind, root) == end
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_rebuild_of_a_store_that_rocketmq_had_revives_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    filled(PLAIN, root, Content())
+    (root / LOCK).write_bytes(b"lock")  # as RocketMQ leaves it, after the topic was deleted
+    DAMAGES["directory"](PLAIN.files(root, PLAIN.queues[1]))
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuilding, "exchange", kill)
+        with pytest.raises(Killed):
+            rebuild(root)
+    rebuild(root)
+    assert max_offset(PLAIN, root) == 0
+
+
+UNIT_DAMAGES = {"zeros": None, "far ahead": 1 << 40, "into the log": 1 << 15, "ahead": 1 << 13, "negative": -1 << 63}
+"""What is changed in a unit's log offset; None: the whole unit is zeros."""
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize(
+    ("damage", "stop", "number"),
+    [
+        ("zeros", "crash", 3),
+        ("ahead", "crash", 10),
+        ("into the log", "closed", 3),
+        ("far ahead", "rebuilt", 3),
+        ("zeros", "rebuilt", 10),
+    ],
+)
+def test_units_after_a_damaged_one_tell_its_end(
+    kind: Kind, damage: str, stop: str, number: int, tmp_path: Path
+) -> None:
+    root, size = tmp_path / "store", kind.layout.size
+    end = filled(kind, root, Content())
+    (root / LOCK).write_bytes(b"lock")  # RocketMQ had it
+    (root / CHECKPOINT).unlink()
+    if stop == "crash":
+        (root / ABORT).write_bytes(b"1")
+    path = kind.files(root, kind.queues[1])[number // QUEUE_FILE_UNITS]
+    data, at = bytearray(path.read_bytes()), number % QUEUE_FILE_UNITS * size
+    unit = int.from_bytes(data[at : at + 8], "big", signed=True)
+    assert any(data[at + size :])
+    change = UNIT_DAMAGES[damage]
+    data[at : at + size] = (
+        bytes(size) if change is None else (unit ^ change).to_bytes(8, "big", signed=True) + data[at + 8 : at + size]
+    )
+    path.write_bytes(data)
+    if stop == "rebuilt":
+        rebuild(root)
+    for _ in range(2):
+        assert max_offset(kind, root) == end
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("gone", ["units of expired messages", "all units of the quiet queue"])
+def test_log_files_that_are_put_back_are_served_again(kind: Kind, gone: str, tmp_path: Path) -> None:
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        for number in [*QUIET_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+    oldest = sorted((root / "commitlog").iterdir())[0]
+    backup = oldest.rename(tmp_path / oldest.name)
+    if gone == "units of expired messages":  # RocketMQ removes them with the log's file
+        kind.files(root, kind.queues[0])[0].unlink()
+    else:
+        lose(kind.files(root, kind.queues[1]))
+    with kind.open(root) as store:
+        kind.put(store, 0, content)
+    shutil.copy(backup, oldest)
+    for _ in range(2):
+        with kind.open(root) as store:
+            for key in kind.queues:
+                assert {m.queue_offset: Known.of(m) for m in store.queue(*key).read()} == content.queues[key]
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_unit_that_only_tells_its_end_survives_a_crash(kind: Kind, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    end = filled(kind, root, Content())
+    lose(kind.files(root, kind.queues[1]))
+    assert max_offset(kind, root) == end
+    (root / LOCK).write_bytes(b"lock")  # RocketMQ had it
+    (root / ABORT).write_bytes(b"1")
+    (root / CHECKPOINT).unlink()
+    for _ in range(2):
+        assert max_offset(kind, root) == end

@@ -164,16 +164,16 @@ class CommitLog:
         return self._files[number], position
 
     def end_at(self, end_offset: int, *, is_zeroed: bool = False) -> None:
-        """Recovery's verdict: the log ends here. Later files go, bytes after the end are zeroed (old records must not
-        rise again) unless they are known to be, and appending may start."""
+        """Recovery's verdict: the log ends here. Later files go, newest first (a kill leaves no gap); bytes after the
+        end are zeroed (old records must not rise again) unless they are known to be, and appending may start."""
         keep = -(-(end_offset - self.first_offset) // self.file_size)
-        for file in self._files[keep:]:
-            file.close()
-            self._disk.remove(file.path)
-        del self._files[keep:]
         if self._empty:
             self._disk.remove(self._empty)
             self._empty = None
+        for file in reversed(self._files[keep:]):
+            file.close()
+            self._disk.remove(file.path)
+        del self._files[keep:]
         if self._files:
             tail = end_offset - self.first_offset - (keep - 1) * self.file_size
             if not (self._disk.read_only or is_zeroed) and _zero_behind(self._files[-1], tail):

@@ -366,16 +366,17 @@ def _next_record(log: CommitLog, offset: int) -> int | None:
     return None
 
 
-def _begins_with_record(file: MappedFile) -> bool:
+def _is_of_another_place(file: MappedFile) -> bool:
+    """Whether a log file begins with a whole record of another place. (One of its own place may be torn.)"""
     count, *_ = scan(file.address, 0, file.size, ANY_OFFSET, VERIFY, np.empty(1, np.int64), np.empty(1, np.int32))
-    return bool(count)
+    return bool(count) and HEAD.unpack(file.view.data, 0).commit_log_offset != int(file.path.name)
 
 
 def is_unfinished(file: MappedFile, position: int) -> bool:
     """Whether what a log file has from `position` on, where no record has its own place, can be left from a crash. It
     cannot where the file begins with a whole record of another place: then the file is another one. Elsewhere such a
     record may be a part of a body whose head was lost."""
-    return position > 0 or not _begins_with_record(file)
+    return position > 0 or not _is_of_another_place(file)
 
 
 def named_wrong(file: MappedFile) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -84,6 +85,7 @@ from stratalog.store.snapshot import (
     load_queues,
     note_ends,
     noted_left_out,
+    noted_log,
     store_snapshot,
 )
 from stratalog.store.special_query import light_hits, members_with
@@ -188,6 +190,10 @@ class MessageStore(Uncopied):
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer
+        noted_begin = (noted_log(self.root, self._disk) or (0,))[0]
+        if checkpoint.seal and self.log.first_offset < noted_begin and not beside_writer:
+            # Older log files were put back: the queues may lack their messages.
+            checkpoint = replace(checkpoint, seal=checkpoint.seal.of_the_log_alone())
         self.queue_set.load()
         trusted = last_locked if clean else None
         untouched, damages, noted = load_queues(

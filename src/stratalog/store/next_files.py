@@ -64,7 +64,7 @@ class NextFiles:
                     made.append(offset)
                     self._make(offset)
         except BaseException:
-            for offset in made:
+            for offset in reversed(made):
                 self._remove(offset)
             raise
 
@@ -73,9 +73,10 @@ class NextFiles:
         self._made.pop(start, None)
 
     def drop(self, start: int) -> None:
-        """Remove what begins at or after this log offset. Files before it belong to the log."""
+        """Remove what begins at or after this log offset, newest first: a kill leaves no gap. Files before it belong to
+        the log."""
         self._end()
-        for offset in list(self._made):
+        for offset in sorted(self._made, reverse=True):
             if offset < start:
                 del self._made[offset]
             else:

@@ -32,14 +32,15 @@ The files as a whole are in one of these states; what is refused is refused befo
       messages; fewer units or index items
       than the seal says; a queue file missing
       in the middle
+    log files before those of the clean stop     they were put back: all queues and the index are built again
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue that begins after messages of the    the files in front of it were lost: it is built again
       log, where no seal vouches
     a queue that begins at a message after       the topic was deleted and created again: older messages of it
       others of no smaller queue offset            are not added
-    a queue with zeros, or with units that are   it ends there: what follows is built again
-      not in the log's order
+    a queue with zeros, or with units that are   it ends there: what follows is built again; where that has no
+      not in the log's order                       message in the log, its units tell where the queue ends
     a newest unit that says something else than  it was written in part: it is built again
       its record
     a snapshot that is stale in any way          not trusted: the queues themselves are looked at (`snapshot`)
@@ -77,7 +78,14 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.dispatch import CHUNK_RECORDS, Dispatcher, LeftOut, QueueBegin, may_be_lost
+from stratalog.store.dispatch import (
+    CHUNK_RECORDS,
+    Dispatcher,
+    LeftOut,
+    QueueBegin,
+    may_be_lost,
+    queue_offset_limit,
+)
 from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
@@ -198,6 +206,7 @@ def recover(
         if not beside_writer and (not intact or found.quarantined):
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
         is_sealed = intact and seal is not None
+        gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end)
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         before = {
             dispatcher.queue(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)
@@ -213,13 +222,15 @@ def recover(
             if live := live_begin(log, queue):
                 begins.setdefault((queue.topic, queue.queue_id), live)
         ends = {
-            queue: _end_of(queue, end, (torn or {}).get(queue, 0), told.get(queue, 0), before, begins)
+            queue: _end_of(
+                queue, end, (torn or {}).get(queue, 0), max(told.get(queue, 0), gone.get(queue, 0)), before, begins
+            )
             for queue in queues
         }
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
         is_after = any(one.commit_log_offset >= newer for one in begins.values())
-        is_told = noted or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
+        is_told = noted or gone or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
         accept(list(ends.values()) if is_told else [])
         if not intact:
             if index:
@@ -260,6 +271,7 @@ def recover(
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
+        given = max(given, gone.get(queue, 0))
         if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore that unit
             given = max(given, torn[queue])
             dispatcher.notes.append(
@@ -269,8 +281,8 @@ def recover(
             )
         if queue.end_offset < given:
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset
-            in_batches = isinstance(queue, BatchQueue)
-            if queue.last_unit() is None or may_be_lost(lost_count, lost_size, in_batches=in_batches):
+            is_gone, in_batches = given == gone.get(queue), isinstance(queue, BatchQueue)
+            if queue.last_unit() is None or is_gone or may_be_lost(lost_count, lost_size, in_batches=in_batches):
                 queue.keep_end(given, _unused_place(log))
             else:
                 dispatcher.notes.append(
@@ -287,6 +299,21 @@ def recover(
             "and their offsets are given again"
         )
     return report
+
+
+def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int) -> dict[UnitQueue, int]:
+    """Where the queues without a message in the log ended by all their units: those after a damaged one, too. Nothing
+    is built again there."""
+    ends = {}
+    for queue in dispatcher.queues.values() if log.first_offset else ():
+        newest = queue.last_unit()
+        if newest is None or not log.first_offset <= newest[0] < log_end:
+            end = queue.given_end(log.first_offset)
+            if queue.end_offset < end <= queue_offset_limit(log.first_offset):
+                ends[queue] = end
+            elif newest is None and queue.end_offset:  # its last unit stands for no message, and leads anywhere
+                ends[queue] = queue.end_offset
+    return ends
 
 
 def _end_of(

@@ -24,10 +24,10 @@ import msgspec
 from stratalog.errors import CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import light_offset
-from stratalog.layout.message import crc_of
+from stratalog.layout.message import BLANK, crc_of
 from stratalog.layout.queue import UNIT
 from stratalog.layout.record import OFFSETS_END
-from stratalog.store.checkpoint import Checkpoint, Seal
+from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
@@ -144,13 +144,13 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
     opening that is killed after that is not the last to know."""
     snapshot = _read(root, disk) or _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_begin, 1, _NO_STAMP, [])
     if (noted := list(ends)) != snapshot.ends:
-        _store(msgspec.structs.replace(snapshot, ends=noted), root, disk)
+        begin = snapshot.log_first_offset if noted else min(log_begin, snapshot.log_first_offset)  # none: it is opened
+        _store(msgspec.structs.replace(snapshot, ends=noted, log_first_offset=begin), root, disk)
 
 
 def keep_ends(root: Path, disk: Disk) -> None:
     """Remove the snapshot, of a store that is about to be repaired, but for the ends of queues in it."""
-    snapshot, ends = _read(root, disk), noted_ends(root, disk)
-    sealed = sealed_ends(root, disk) if is_ours(root, disk) else {}
+    snapshot, ends, sealed = _read(root, disk), noted_ends(root, disk), sealed_ends(root, disk)
     log = (snapshot.log_first_offset, snapshot.log_end_offset) if snapshot else (0, 0)
     note_damages(root, disk, (), (), *log, sealed)
     if ends:
@@ -190,18 +190,26 @@ def _has_mark(path: Path, disk: Disk) -> bool:
 
 
 def sealed_ends(root: Path, disk: Disk) -> dict[tuple[str, int], int]:
-    """Where queues ended at our last clean stop; it counts if the store `is_ours`. Where a queue's files were lost, and
-    its messages are gone from the log, nothing else tells which offsets it gave."""
+    """Where queues ended at our last clean stop, if the store `is_ours`. Where a queue's files were lost, and its
+    messages are gone from the log, nothing else tells which offsets it gave."""
     snapshot = _read(root, disk)
-    is_sealed = snapshot and _is_sealed(snapshot, Checkpoint.load(root, disk).seal, root, disk)
-    return _ends(snapshot) if snapshot and is_sealed else {}
+    return _ends(snapshot) if snapshot and is_ours(root, disk) and _is_of_log(snapshot, root, disk) else {}
 
 
-def _is_sealed(snapshot: _Snapshot, seal: Seal | None, root: Path, disk: Disk) -> bool:
-    """Whether the seal is of that clean stop, or of a later checkpoint of a store that we did not close."""
-    if seal is None or snapshot.log_end_offset > seal.log_end_offset:
-        return False
-    return snapshot.log_end_offset == seal.log_end_offset or is_marked(root, disk)
+def _is_of_log(snapshot: _Snapshot, root: Path, disk: Disk) -> bool:
+    """Whether the log ends where it did at that clean stop or before, or we put more."""
+    if is_marked(root, disk):
+        return True
+    directory, end = root / names.COMMIT_LOG, snapshot.log_end_offset
+    starts = (names.offset_of(name) for name in disk.files(directory))
+    start = max((start for start in starts if start is not None and start <= end), default=end + 1)
+    if start > end:
+        return True
+    file = disk.open(directory / names.offset_name(start))
+    try:
+        return not any(file.read(end - start, BLANK.size))
+    finally:
+        file.close()
 
 
 def _ends(snapshot: _Snapshot) -> dict[tuple[str, int], int]:
@@ -262,7 +270,7 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
-    ends = _lost_ends(snapshot, dispatcher) if snapshot and is_known and _is_sealed(snapshot, seal, root, disk) else []
+    ends = _lost_ends(snapshot, dispatcher) if snapshot and is_known and _is_of_log(snapshot, root, disk) else []
     noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
     return False, damages, ends + noted
 

@@ -38,7 +38,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
-from stratalog.store.dispatch import LeftOut
+from stratalog.store.dispatch import LeftOut, queue_offset_limit
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
@@ -46,14 +46,22 @@ from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
 from stratalog.store.sizes import check_log_size, note_sizes, sized
-from stratalog.store.snapshot import QueueEnd, is_ours, note_damages, note_ends, noted_ends, sealed_ends
+from stratalog.store.snapshot import (
+    QueueEnd,
+    forget_ends,
+    is_ours,
+    note_damages,
+    note_ends,
+    noted_ends,
+    sealed_ends,
+)
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import live_begin, written_units
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, lost_ends, unqueued
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -69,6 +77,8 @@ Part = Literal["queues", "index", "checkpoint"]
 PARTS: tuple[Part, ...] = ("queues", "index", "checkpoint")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _UNITS_ASKED = 64
+_GONE_PER_LIVE = 4
+"""With fewer expired units for each one that leads into the log, a queue may be a copy of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +176,11 @@ def rebuild_locked(
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
-    sealed = sealed_ends(root, disk) if is_ours(root, disk) else {}
+    sealed = sealed_ends(root, disk)
+    lost = [QueueEnd(*key, end, end) for key, end in lost_ends(root, disk).items()] if "queues" in parts else []
+    lost += _gone_ends(root, disk) if "queues" in parts else []
     try:
-        _prepare(root, staging)
+        _prepare(root, staging, ends=lost)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
@@ -187,7 +199,9 @@ def rebuild_locked(
         ends = [] if may_serve_less or "queues" not in parts else list(_lost_ends(root, staging, disk, rebuilt.damages))
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
+            _prepare(
+                root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=[*lost, *ends]
+            )
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -212,6 +226,8 @@ def rebuild_locked(
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
+        if not is_ours(root, disk):  # our mark would make the old ends count again
+            forget_ends(root, disk)
         _swap(root, staging, rebuilt.parts, disk)
         if "index" in parts:
             note_sizes(settings, root, disk)  # they may have been given
@@ -345,6 +361,22 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
                 built = max(built, int((numbers + np.maximum(counts, 1)).max(initial=0)))
             if 0 < built < lost:
                 yield QueueEnd(topic, queue_id, lost, 0)
+
+
+def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
+    """Ends of the queues that are not carried over though nearly all of their messages went by retention: a unit that
+    leads into the log was damaged, if the log has no message of the queue."""
+    log_begin = _log_begin(root, disk)
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            end = gone_count = live_count = 0
+            for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
+                is_gone = offsets < log_begin
+                end = max(end, int((numbers + np.maximum(counts, 1))[is_gone].max(initial=0)))
+                gone_count += int(np.count_nonzero(is_gone))
+                live_count += int(np.count_nonzero(~is_gone & (tags_codes != LOST_TAGS_CODE)))
+            if 0 < _GONE_PER_LIVE * live_count < gone_count and end <= queue_offset_limit(log_begin):
+                yield QueueEnd(topic, queue_id, end, 0)
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:

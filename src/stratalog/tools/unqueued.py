@@ -34,7 +34,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.recovery import Damage
-from stratalog.store.snapshot import noted_begins, noted_log
+from stratalog.store.snapshot import noted_begins, noted_log, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import QueueKey, written_units
@@ -124,6 +124,20 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
             is_after &= numbers >= max((int(piece.max(initial=0)) for piece in led), default=0)
             lost_end = max(lost_end, int(log_ends[is_after].max(initial=0)))
     return has_units and is_of_log, lost_end
+
+
+def lost_ends(root: Path, disk: Disk) -> dict[QueueKey, int]:
+    """Ends that the snapshot knows of queues whose units do not reach them: files were lost or damaged."""
+    found = {}
+    for (topic, queue_id), end in sealed_ends(root, disk).items():
+        known = [
+            int((numbers + np.maximum(counts, 1)).max(initial=0))
+            for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
+            for numbers, _, _, counts, _ in written_units(root / tree / topic / str(queue_id), layout, disk)
+        ]
+        if max(known, default=0) < end:
+            found[topic, queue_id] = end
+    return found
 
 
 def known_end(root: Path, log: LogRange, settings: StoreSettings, disk: Disk) -> int:

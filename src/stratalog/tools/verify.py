@@ -9,6 +9,7 @@ then counted as `units_behind` and `index_items_behind`, not as a problem, becau
 known to them, to the checkpoint or the snapshot, and not in the log, is a problem.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
-from stratalog.layout.names import COMMIT_LOG, LOCK
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
@@ -27,6 +28,7 @@ from stratalog.store.sizes import completed, guess_text, sized
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
+from stratalog.tools.unqueued import lost_ends
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
@@ -39,7 +41,16 @@ from stratalog.tools.verify_files import (
 )
 from stratalog.tools.verify_index import IndexCheck
 from stratalog.tools.verify_queues import QueueCheck
-from stratalog.tools.verify_report import CHUNK_RECORDS, PARTS, Chunk, Problem, ReportingDisk, Unreadable, VerifyReport
+from stratalog.tools.verify_report import (
+    CHUNK_RECORDS,
+    PARTS,
+    REPAIR,
+    Chunk,
+    Problem,
+    ReportingDisk,
+    Unreadable,
+    VerifyReport,
+)
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -63,7 +74,8 @@ MEANING = {
 """What stands at a damage's beginning, by its reason."""
 
 _LOOKS = 3
-"""How often a store is looked at that a writer opened or closed meanwhile, before it counts as open for writing."""
+"""How often a store is looked at that a writer opened or closed meanwhile, before it counts as open for writing; or
+whose oldest log files a writer removed."""
 Progress = Callable[[int, int, int], None]
 """Called with (bytes done, bytes in all, records done), one call at a time, from any thread."""
 
@@ -91,9 +103,15 @@ def verify(
     with refusing(f"{root} cannot be checked"):
         for _ in range(_LOOKS):
             seen, is_live = stamps(root, PrivateDisk()), lock_owner(root / LOCK) is not None
-            report = _verify(root, settings, threads, progress, is_live=is_live)
+            oldest = _oldest_file(root)
+            try:
+                report = _verify(root, settings, threads, progress, is_live=is_live)
+            except FileNotFoundError:
+                if _oldest_file(root) == oldest:
+                    raise
+                continue  # the writer removes what expired
             is_changed = lock_owner(root / LOCK) is not None or stamps(root, PrivateDisk()) != seen
-            if report.ok or is_live or not is_changed:
+            if report.ok or (is_live and _oldest_file(root) == oldest) or not is_changed:
                 return report
         return _verify(root, settings, threads, progress, is_live=True)
 
@@ -139,6 +157,7 @@ def _verify(
         )
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
+    _check_lost_ends(root, disk, report)
     if report.ok and report.clean and not report.is_live and is_rebuilt_by_opening(root, settings, report.log_end):
         report.notes.append(
             f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
@@ -151,6 +170,24 @@ def _verify(
         report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
+
+
+def _oldest_file(root: Path) -> str:
+    return min(PrivateDisk().files(root / COMMIT_LOG), default="")
+
+
+def _check_lost_ends(root: Path, disk: ReportingDisk, report: VerifyReport) -> None:
+    """The queues that the snapshot knows must be there, also those without a message in the log. (After a crash the
+    next opening sees to it.)"""
+    lost = dict[tuple[str, int], int]()
+    with contextlib.suppress(Unreadable):  # the report has it
+        lost = lost_ends(root, disk) if report.clean and not report.is_live else lost
+    for (topic, queue_id), end in lost.items():
+        tree = BATCH_CONSUME_QUEUE if (root / BATCH_CONSUME_QUEUE / topic).is_dir() else CONSUME_QUEUE
+        path = str(root / tree / topic / str(queue_id))
+        if not any(problem.path.startswith(path) for problem in report.problems):
+            what = f"units of queue {topic}/{queue_id} up to offset {end:,}, as at the last clean stop"
+            report.add(Problem("queue", path, 0, what, "fewer", REPAIR))
 
 
 def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, list[str]]:
