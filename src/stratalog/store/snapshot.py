@@ -262,6 +262,7 @@ def load_queues(
                 for queue in topic.queues
             ]
             return all(same), damages, _lost_ends(snapshot, dispatcher) if is_known else []
+    knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
@@ -270,7 +271,11 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
-    ends = _lost_ends(snapshot, dispatcher) if snapshot and is_known and _is_of_log(snapshot, root, disk) else []
+    ends = []
+    if snapshot and knows_ends:
+        ends = _lost_ends(snapshot, dispatcher)
+        if seal is None:  # nothing refuses a log that lost its newest messages: units that are there may be cut
+            ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
     noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
     return False, damages, ends + noted
 
