@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import stratalog
+from store.kinds import KINDS, Content, Kind
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.queue import BATCH_UNIT
@@ -684,3 +685,21 @@ def test_a_record_alone_in_a_queue_without_units_goes_where_a_unit_places_it(tmp
     assert repair(plan_repair(root)).ok
     assert served(root).keys() <= put.keys()
     assert (record.topic.decode(), record.queue_id, record.queue_offset) in served(root)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("begin", [7, 100], ids=["shifted a little", "shifted"])
+def test_a_log_file_of_another_store_is_told_from_damage(kind: Kind, begin: int, tmp_path: Path) -> None:
+    root, other, copy = tmp_path / "store", tmp_path / "other", tmp_path / "copy"
+    kind.made(root, count=240)
+    with kind.open(other) as store:
+        kind.fill(store, Content(), begin=begin, count=240)
+    files = sorted((root / "commitlog").iterdir())
+    assert len(files) > 2
+    for path in files:
+        shutil.copytree(root, copy)
+        shutil.copyfile(other / "commitlog" / path.name, copy / "commitlog" / path.name)
+        with pytest.raises(CorruptData, match=rf"{path.name}.*of another store") as refused:
+            plan_repair(copy)
+        assert "Put the right file back" in str(refused.value)
+        shutil.rmtree(copy)

@@ -222,6 +222,8 @@ class Evidence:
         """Units that lead into each file of the log, by its number, but after its last whole record."""
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find a message of their queue there."""
+        self.missed_in: dict[QueueKey, Counter[int]] = defaultdict(Counter)
+        """By queue that agrees elsewhere, how many of its units lead into a record that is not the unit's."""
         self.queued_in: Counter[int] = Counter()
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._repaired: list[tuple[int, int]] = []
@@ -371,6 +373,8 @@ class Evidence:
         is_other = ~(agrees & self._has_size(offsets, sizes)) & self._is_covered(offsets)
         file_count = int(files.max(initial=0)) + 1
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees & ~is_other, is_other))
+        if agreeing.any():
+            _count_files(self.missed_in[queue.key], offsets[is_other & ~self._has_size(offsets, sizes)], self.file_size)
         trusted = ~agrees & (other <= np.maximum(agreeing, 1))[files]
         trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims

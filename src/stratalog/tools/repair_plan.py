@@ -75,6 +75,8 @@ from stratalog.tools.verify_report import VerifyReport
 TAIL = "TAIL"
 _FOREVER = 2**62
 _CHUNK_SIZE = 1 << 20
+_MISSED_MIN, _MISSED_SHARE_MIN = 4, 1 / 6
+"""From how many units, and what share of its records, that find other records a log file is another store's."""
 
 
 @dataclass(slots=True)
@@ -124,7 +126,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
 
     Raises `StoreLocked` while the store is open for writing, as unfinished work would look like damage;
     `CorruptData` where not one whole record is found: such a log must be restored, not repaired; and for a log file
-    under a wrong name;
+    under a wrong name, or of another store;
     `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
     `StoreUnavailable` where a file cannot be read.
     """
@@ -366,15 +368,18 @@ class _LogPlan:
         ]  # fmt: skip
 
     def _refuse_foreign(self, evidence: Evidence) -> None:
-        """Raise `CorruptData` for a log file in which no queue finds a message: nobody can tell which is right."""
+        """Raise `CorruptData` for a log file in which no queue finds a message, or several queues find other records in
+        the places of theirs: nobody can tell which is right."""
         for base in self._files:
             number = base // self._file_size
             led, queued = evidence.led_to[number], evidence.queued_in[number]
-            if led > 1 and queued > 1 and not evidence.agreed_in[number]:
+            missed = [count for counts in evidence.missed_in.values() if (count := counts[number])]
+            is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
+            if (led > 1 and queued > 1 and not evidence.agreed_in[number]) or is_shifted:
                 raise CorruptData(
-                    f"the file is of another store than the queues: none of the {led:,} units that lead into it finds "
-                    "its message. Put the right file back; or, to keep this one, move consumequeue/ and "
-                    "batchconsumequeue/ away: queues are built again from the log",
+                    f"the file is of another store than the queues: {sum(missed) if is_shifted else led:,} units that "
+                    "lead into it do not find their messages. Put the right file back; or, to keep this one, move "
+                    "consumequeue/ and batchconsumequeue/ away: queues are built again from the log",
                     path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
                 )
 
