@@ -394,8 +394,9 @@ def named_wrong(file: MappedFile) -> str:
             other.close()
         moves = [(path, kept), (right, path), (kept, right)] if is_wrong else [(path, kept)]
     step = " && ".join(f"mv -n {shlex.quote(str(a))} {shlex.quote(str(b))}" for a, b in moves)
-    is_there = ", which is there too" if len(moves) == 1 and right.exists() else ""
-    return f"its records are those of {right.name}{is_there}: it has another file's name. Run `{step}`, then again"
+    if len(moves) == 1 and right.exists():
+        return f"its records are those of {right.name}, which is there too. Put the right file back, or run `{step}`"
+    return f"its records are those of {right.name}: it has another file's name. Run `{step}`, then again"
 
 
 def _place_of(file: MappedFile) -> int | None:
