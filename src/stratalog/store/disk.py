@@ -564,7 +564,9 @@ def lock_owner(path: Path) -> str | None:
             os.close(fd)
         if found.type != fcntl.F_UNLCK:
             mark = path.with_name(ABORT)
-            return str(found.pid) if found.pid > 0 else f"{mark.read_text()[:20]} (by {mark})" if mark.exists() else "?"
+            if found.pid > 0 or not mark.exists():
+                return str(found.pid) if found.pid > 0 else "?"
+            return f"{mark.read_bytes()[:20].removeprefix(OWN_MARK).decode(errors='replace').strip()} (by {mark})"
     return None
 
 
