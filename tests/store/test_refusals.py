@@ -16,7 +16,6 @@ from store.conftest import OpenStore
 from store.model import QUIET, SMALL, bodies, check
 from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
 from stratalog.kernels import jit
-from stratalog.store import os_errors
 from stratalog.store.disk import Disk, PrivateDisk
 
 METHODS = frozenset(
@@ -223,7 +222,6 @@ def test_a_process_that_may_open_few_files_is_told_its_limit_and_loses_nothing(t
 
 
 def test_kernels_that_cannot_be_read_are_no_fault_of_the_store(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os_errors, "CACHE_DIRECTORY", jit.CACHE_DIRECTORY)
 
     class Unreadable(Disk):
         def map(self, path: Path) -> Any:

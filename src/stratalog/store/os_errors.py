@@ -4,13 +4,13 @@ import contextlib
 import errno
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from stratalog.errors import DiskFull, NotAStore, StoreFailed, StoreUnavailable, StratalogError
-from stratalog.kernels.jit import CACHE_DIRECTORY
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -82,7 +82,10 @@ def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was 
 
 def kernels_refusal(error: BaseException) -> StratalogError | None:
     """The error for compiled kernels that cannot be read or written, None for what has nothing to do with them."""
-    if not (isinstance(error, OSError) and CACHE_DIRECTORY and file_of(error).startswith(CACHE_DIRECTORY)):
+    jit = sys.modules.get("stratalog.kernels.jit")  # whoever has no kernel yet does not wait for numba here
+    if not (isinstance(error, OSError) and jit and jit.CACHE_DIRECTORY):
+        return None
+    if not file_of(error).startswith(jit.CACHE_DIRECTORY):
         return None
     what = "the compiled kernels cannot be read or written"
     if error.errno in SHORTAGES:

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -61,7 +61,7 @@ from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import live_begin, written_units
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, lost_ends, unqueued
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, lost_ends, unqueued, written_end
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -196,7 +196,10 @@ def rebuild_locked(
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
-        ends = [] if may_serve_less or "queues" not in parts else list(_lost_ends(root, staging, disk, rebuilt.damages))
+        ends = []
+        if "queues" in parts:
+            ends = list(_short_ends(root, staging, disk, sealed, log))
+            ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
             _prepare(
@@ -361,6 +364,19 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
                 built = max(built, int((numbers + np.maximum(counts, 1)).max(initial=0)))
             if 0 < built < lost:
                 yield QueueEnd(topic, queue_id, lost, 0)
+
+
+def _short_ends(
+    root: Path, staging: Path, disk: Disk, sealed: Mapping[tuple[str, int], int], log: LogRange
+) -> Iterator[QueueEnd]:
+    """Ends at the last clean stop that the queues built do not reach, of those that are not carried over: damage lets
+    the log tell another queue of their messages."""
+    for (topic, queue_id), end in sealed.items():
+        if written_end(staging, (topic, queue_id), disk) < end and not any(
+            forgotten(root / tree / topic / str(queue_id), staging / tree / topic / str(queue_id), layout, log)[0]
+            for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT))
+        ):
+            yield QueueEnd(topic, queue_id, end, end)
 
 
 def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:

@@ -128,16 +128,17 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
 
 def lost_ends(root: Path, disk: Disk) -> dict[QueueKey, int]:
     """Ends that the snapshot knows of queues whose units do not reach them: files were lost or damaged."""
-    found = {}
-    for (topic, queue_id), end in sealed_ends(root, disk).items():
-        known = [
-            int((numbers + np.maximum(counts, 1)).max(initial=0))
-            for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
-            for numbers, _, _, counts, _ in written_units(root / tree / topic / str(queue_id), layout, disk)
-        ]
-        if max(known, default=0) < end:
-            found[topic, queue_id] = end
-    return found
+    return {key: end for key, end in sealed_ends(root, disk).items() if written_end(root, key, disk) < end}
+
+
+def written_end(root: Path, key: QueueKey, disk: Disk) -> int:
+    """Queue offset after a queue's last unit, whatever that leads to."""
+    ends = (
+        int((numbers + np.maximum(counts, 1)).max(initial=0))
+        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
+        for numbers, _, _, counts, _ in written_units(root / tree / key[0] / str(key[1]), layout, disk)
+    )
+    return max(ends, default=0)
 
 
 def known_end(root: Path, log: LogRange, settings: StoreSettings, disk: Disk) -> int:
