@@ -77,11 +77,13 @@ class BatchQueue:
             self.end_offset = last.base_offset + last.batch_size
 
     def given_end(self, log_end: int) -> int:
-        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound."""
+        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound; one
+        that no store can have written tells its own offset, too."""
         for _, data in self._files.newest_first():
             units = np.frombuffer(data, BATCH_UNIT.dtype, len(data) // _SIZE)
             offsets = units["commit_log_offset"]
-            known = units[(units["size"] > 0) & (offsets >= 0) & (offsets < log_end) & (units["batch_size"] > 0)]
+            is_damaged = ((units["size"] <= 0) | (offsets < 0)) & ((units["size"] != 0) | (offsets != 0))
+            known = units[(is_damaged | ((units["size"] > 0) & (offsets < log_end))) & (units["batch_size"] > 0)]
             if known.size:
                 return int(known[-1]["base_offset"]) + int(known[-1]["batch_size"])
         return self.end_offset

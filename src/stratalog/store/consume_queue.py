@@ -62,11 +62,13 @@ class ConsumeQueue:
             self._files.remove_last()
 
     def given_end(self, log_end: int) -> int:
-        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound."""
+        """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound; one
+        that no store can have written tells its own offset, too."""
         for start, data in self._files.newest_first():
             units = np.frombuffer(data, UNIT.dtype, len(data) // UNIT.size)
             offsets = units["commit_log_offset"]
-            known = np.flatnonzero((units["size"] > 0) & (offsets >= 0) & (offsets < log_end))
+            is_damaged = ((units["size"] <= 0) | (offsets < 0)) & ((units["size"] != 0) | (offsets != 0))
+            known = np.flatnonzero(is_damaged | ((units["size"] > 0) & (offsets < log_end)))
             if known.size:
                 return start // UNIT.size + int(known[-1]) + 1
         return self.end_offset

@@ -75,6 +75,7 @@ import numpy as np
 
 from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.record import OFFSETS_END
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
@@ -206,7 +207,7 @@ def recover(
         if not beside_writer and (not intact or found.quarantined):
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
         is_sealed = intact and seal is not None
-        gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end)
+        gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end, clean=clean)
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         before = {
             dispatcher.queue(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)
@@ -301,15 +302,15 @@ def recover(
     return report
 
 
-def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int) -> dict[UnitQueue, int]:
-    """Where the queues without a message in the log ended by all their units: those after a damaged one, too. Nothing
-    is built again there."""
+def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int, *, clean: bool) -> dict[UnitQueue, int]:
+    """Where the queues without a message in the log ended by all their units: those after a damaged one, too, and after
+    a clean stop those that lead to no place of the log. Nothing is built again there."""
     ends = {}
     for queue in dispatcher.queues.values() if log.first_offset else ():
         newest = queue.last_unit()
         if newest is None or not log.first_offset <= newest[0] < log_end:
-            end = queue.given_end(log.first_offset)
-            if queue.end_offset < end <= queue_offset_limit(log.first_offset):
+            end = queue.given_end(OFFSETS_END if clean else log.first_offset)
+            if queue.offset_of(log_end) < end <= queue_offset_limit(log.first_offset):
                 ends[queue] = end
             elif newest is None and queue.end_offset:  # its last unit stands for no message, and leads anywhere
                 ends[queue] = queue.end_offset

@@ -434,9 +434,11 @@ class Evidence:
         return tuple(sorted({(claim.topic, claim.queue_offset) for claim in self.light_claims.get(offset, [])}))
 
 
-def written_units(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[NDArray[np.int64], ...]]:
+def written_units(
+    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
+) -> Iterator[tuple[NDArray[np.int64], ...]]:
     """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
-    its first message are left out."""
+    its first message are left out, and those that no store can have written unless `damaged`."""
     for name in disk.files(directory):
         start = offset_of(name)
         if start is None or start % layout.size:
@@ -449,6 +451,8 @@ def written_units(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple
         units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
         numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
         written = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
+        if damaged:
+            written |= (units["size"] != 0) | (units["commit_log_offset"] != 0)
         if layout is BATCH_UNIT:
             numbers, counts = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
             written &= (numbers >= 0) & (counts > 0)

@@ -39,6 +39,7 @@ from stratalog.layout.queue import (
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import LeftOut, queue_offset_limit
+from stratalog.store.evidence import has_place
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
@@ -198,7 +199,7 @@ def rebuild_locked(
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
         ends = []
         if "queues" in parts:
-            ends = list(_short_ends(root, staging, disk, sealed, log))
+            ends = [*_short_ends(root, staging, disk, sealed, log), *_moved_ends(root, staging, disk)]
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
@@ -380,19 +381,40 @@ def _short_ends(
 
 
 def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
-    """Ends of the queues that are not carried over though nearly all of their messages went by retention: a unit that
-    leads into the log was damaged, if the log has no message of the queue."""
+    """Ends of the queues of which nearly all messages went by retention, and a unit is damaged: it leads into the log,
+    where no message of the queue may be, or nowhere."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            end = gone_count = live_count = 0
-            for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
-                is_gone = offsets < log_begin
-                end = max(end, int((numbers + np.maximum(counts, 1))[is_gone].max(initial=0)))
+            end = gone_count = live_count = damaged_count = 0
+            for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk, damaged=True):
+                is_damaged = (sizes <= 0) | (offsets < 0)
+                is_gone = ~is_damaged & (offsets < log_begin)
+                end = max(end, int((numbers + np.maximum(counts, 1)).max(initial=0)))
                 gone_count += int(np.count_nonzero(is_gone))
-                live_count += int(np.count_nonzero(~is_gone & (tags_codes != LOST_TAGS_CODE)))
-            if 0 < _GONE_PER_LIVE * live_count < gone_count and end <= queue_offset_limit(log_begin):
+                damaged_count += int(np.count_nonzero(is_damaged))
+                live_count += int(np.count_nonzero(~is_damaged & ~is_gone & (tags_codes != LOST_TAGS_CODE)))
+            doubtful = live_count + damaged_count
+            if 0 < _GONE_PER_LIVE * doubtful < gone_count and end <= queue_offset_limit(log_begin):
                 yield QueueEnd(topic, queue_id, end, 0)
+
+
+def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[QueueEnd]:
+    """Ends of the queues built whose newest message, by the old units, is a record that names another queue now: its
+    offset was given. Where the unit before leads to another queue's record too, the files are that queue's."""
+    log_begin = _log_begin(root, disk)
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            newest: list[tuple[int, int, int]] = []
+            for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
+                led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))[-2:]
+                columns = (column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1)))
+                newest = [*newest, *zip(*columns, strict=True)][-2:]
+            records = [(end, number, record_at(root, offset, disk)) for number, offset, end in newest]
+            is_own = [record and has_place(record, topic, queue_id, number) for _, number, record in records]
+            is_moved = bool(records and records[-1][2] and not is_own[-1] and all(is_own[:-1]))
+            if is_moved and written_end(staging, (topic, queue_id), disk) < records[-1][0]:
+                yield QueueEnd(topic, queue_id, records[-1][0], 0)
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:

@@ -20,11 +20,13 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import completed, guess_text, sized
+from stratalog.tools.evidence import written_units
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
@@ -37,6 +39,7 @@ from stratalog.tools.verify_files import (
     log_files_size,
     may_be_torn,
     no_record_step,
+    queue_directories,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck
@@ -158,6 +161,7 @@ def _verify(
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
     _check_lost_ends(root, disk, report)
+    _check_quiet_queues(root, disk, report)
     if report.ok and report.clean and not report.is_live and is_rebuilt_by_opening(root, settings, report.log_end):
         report.notes.append(
             f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
@@ -188,6 +192,22 @@ def _check_lost_ends(root: Path, disk: ReportingDisk, report: VerifyReport) -> N
         if not any(problem.path.startswith(path) for problem in report.problems):
             what = f"units of queue {topic}/{queue_id} up to offset {end:,}, as at the last clean stop"
             report.add(Problem("queue", path, 0, what, "fewer", REPAIR))
+
+
+def _check_quiet_queues(root: Path, disk: ReportingDisk, report: VerifyReport) -> None:
+    """The units of a queue without a message in the log tell its next offset: a damaged one is named, though it leads
+    nowhere. (Elsewhere each unit was compared with its record.)"""
+    for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)) if not report.is_live else ():
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            damaged, is_quiet = list[int](), True
+            with contextlib.suppress(Unreadable):  # the report has it
+                for numbers, offsets, sizes, _, tags_codes in written_units(directory, layout, disk, damaged=True):
+                    is_damaged = (sizes <= 0) | (offsets < 0)
+                    damaged += numbers[is_damaged].tolist()
+                    is_quiet &= not (~is_damaged & (offsets >= report.log_begin) & (tags_codes != LOST_TAGS_CODE)).any()
+            if damaged and is_quiet:
+                what = f"{len(damaged):,} that lead nowhere, the first of offset {damaged[0]:,}"
+                report.add(Problem("queue", str(directory), 0, f"units of queue {topic}/{queue_id}", what, REPAIR))
 
 
 def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, list[str]]:
