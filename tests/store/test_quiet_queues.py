@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, Content, Kind, Known
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, SIZES, Content, Kind, Known
 from stratalog.errors import CorruptData
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store import snapshot
 from stratalog.tools import rebuild as rebuilding
@@ -249,3 +250,95 @@ def test_a_unit_that_only_tells_its_end_survives_a_crash(kind: Kind, tmp_path: P
     (root / CHECKPOINT).unlink()
     for _ in range(2):
         assert max_offset(kind, root) == end
+
+
+def taken_by_rocketmq(root: Path) -> None:
+    (root / LOCK).write_bytes(b"lock")
+    for name in (SNAPSHOT, CHECKPOINT):
+        (root / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
+@pytest.mark.parametrize(("field", "bit"), [("commit_log_offset", 63), ("commit_log_offset", 40), ("size", 31)])
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "RocketMQ's"])
+def test_a_damaged_newest_unit_tells_its_end(
+    kind: Kind, road: str, field: str, bit: int, is_ours: bool, tmp_path: Path
+) -> None:
+    root, size = tmp_path / "store", kind.layout.size
+    end = filled(kind, root, Content())
+    if not is_ours:
+        taken_by_rocketmq(root)
+    path = kind.files(root, kind.queues[1])[-1]
+    data = bytearray(path.read_bytes())
+    at = (len(bytes(data).rstrip(b"\0")) - 1) // size * size + kind.layout.position(field)
+    data[at + 7 * (field != "size") + 3 * (field == "size") - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    assert any(str(path.parent) in problem.path for problem in verify(root).problems)
+    ROADS[road](root)
+    for _ in range(2):
+        assert max_offset(kind, root) == end
+        assert verify(root).ok
+
+
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+@pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
+@pytest.mark.parametrize("older_count", [0, 1, 6])
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "RocketMQ's"])
+def test_the_offset_of_an_only_message_that_names_another_queue_is_not_given_again(
+    kind: Kind, road: str, older_count: int, is_ours: bool, tmp_path: Path
+) -> None:
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        for number in [*[1] * older_count, *BUSY_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+        kind.put(store, 1, content)
+        for number in BUSY_PUTS[:30]:
+            kind.put(store, number, content)
+    messages = content.queues[kind.queues[1]]
+    if older_count:
+        sorted((root / "commitlog").iterdir())[0].unlink()
+    if not is_ours:
+        taken_by_rocketmq(root)
+    at = messages[len(messages) - 1].commit_log_offset
+    path = root / "commitlog" / f"{at - at % SIZES['mapped_file_size_commit_log']:020d}"
+    data = bytearray(path.read_bytes())
+    data[at % len(data) + HEAD.position("queue_id") + 3] ^= 4
+    path.write_bytes(data)
+    ROADS[road](root)
+    assert max_offset(kind, root) == len(messages)
+    if road != "open":
+        assert verify(root).ok
+        assert not plan_repair(root).actions
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("more", [False, True], ids=["quiet", "two more"])
+@pytest.mark.parametrize("then", ["killed", "a block lost"])
+def test_messages_that_expired_are_not_taken_for_lost(kind: Kind, more: bool, then: str, tmp_path: Path) -> None:
+    """A queue that got its end back says by one unit that its messages are gone, not that they were damaged."""
+    root = tmp_path / "store"
+    end = filled(kind, root, content := Content())
+    lose(kind.files(root, kind.queues[1]))
+    with kind.open(root) as store:
+        before = len(content.queues[kind.queues[1]])
+        for number in [*[1] * (2 * more), *BUSY_PUTS, *BUSY_PUTS]:
+            kind.put(store, number, content)
+        end += len(content.queues[kind.queues[1]]) - before
+        if then == "killed":
+            shutil.copytree(root, tmp_path / "copy")
+    if then == "killed":
+        root = tmp_path / "copy"
+    for path in sorted((root / "commitlog").iterdir())[:-2]:
+        path.unlink()
+    if then != "killed":
+        path = sorted((root / "commitlog").iterdir())[0]
+        data = bytearray(path.read_bytes())
+        data[4096:8192] = bytes(4096)
+        path.write_bytes(data)
+    plan = plan_repair(root)
+    assert {(one.topic, one.queue_id) for one in plan.lost} <= {kind.queues[0]}
+    repair(plan)
+    with kind.open(root) as store:
+        queue = store.queue(*kind.queues[1])
+        assert queue.min_offset == queue.max_offset == end

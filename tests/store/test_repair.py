@@ -535,6 +535,17 @@ def test_a_log_file_that_is_there_twice_is_moved_out_of_the_log(root: Path) -> N
     assert plan_repair(root, settings=GIVEN).lost_count
 
 
+@pytest.mark.parametrize("name", ["{}.bak", "{} (1)", "{:d}"])
+def test_a_log_file_whose_name_is_none_of_a_log_file_gets_it_back(name: str, root: Path) -> None:
+    path = files(root)[1]
+    path.rename(path.with_name(name.format(int(path.name) if ":d" in name else path.name)))
+    with pytest.raises(CorruptData, match="another file's name") as refused:
+        plan_repair(root, settings=GIVEN)
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    assert path.exists()
+    assert verify(root, settings=GIVEN).ok
+
+
 def test_a_log_file_that_holds_a_piece_of_another_is_damaged_and_not_under_a_wrong_name(root: Path) -> None:
     data = files(root)[2].read_bytes()
     change(files(root)[1], 0, data[:4096])

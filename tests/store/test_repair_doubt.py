@@ -1,6 +1,7 @@
 """`repair` invents nothing: a message in the wrong place is not served, one that is intact is not moved, and what is in
 doubt is reported."""
 
+import random
 import shutil
 import struct
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 import stratalog
-from store.kinds import KINDS, Content, Kind
+from store.kinds import KINDS, SIZES, Content, Kind
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.queue import BATCH_UNIT
@@ -703,3 +704,19 @@ def test_a_log_file_of_another_store_is_told_from_damage(kind: Kind, begin: int,
             plan_repair(copy)
         assert "Put the right file back" in str(refused.value)
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_log_file_of_another_store_with_messages_of_one_size(count: int, tmp_path: Path) -> None:
+    roots = tmp_path / "store", tmp_path / "other"
+    for number, root in enumerate(roots):
+        chance = random.Random(number)
+        with stratalog.open(root, **SIZES) as store:
+            for _ in range(300):
+                store.put("orders", b"%d" % number * 30, queue_id=chance.randrange(count))
+    for path in sorted((roots[0] / "commitlog").iterdir()):
+        shutil.copytree(roots[0], tmp_path / "copy")
+        shutil.copyfile(roots[1] / "commitlog" / path.name, tmp_path / "copy" / "commitlog" / path.name)
+        with pytest.raises(CorruptData, match=rf"{path.name}.*of another store"):
+            plan_repair(tmp_path / "copy")
+        shutil.rmtree(tmp_path / "copy")

@@ -20,7 +20,7 @@ from stratalog.errors import CorruptData, command
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
-from stratalog.layout.names import offset_name
+from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile, PrivateDisk
 
@@ -403,11 +403,12 @@ def _place_of(file: MappedFile) -> int | None:
     """Log offset at which the records of a file begin by what they say, if that is another file's begin."""
     head = HEAD.unpack(file.view.data) if file.size >= HEAD.size else None
     place = head.commit_log_offset if head else -1
-    if head is None or place < 0 or place % file.size or place == int(file.path.name):
+    own = offset_of(file.path.name)
+    if head is None or place < 0 or place % file.size or place == own:
         return None
     count, *_ = scan(file.address, 0, file.size, place, VERIFY, np.empty(2, np.int64), np.empty(2, np.int32))
-    is_other = count == 2 and next_record(file, 1, int(file.path.name)) < 0  # else only some of its bytes are another's
-    return place if is_other else None
+    is_part = own is not None and next_record(file, 1, own) >= 0  # only some of its bytes are another file's
+    return place if count == 2 and not is_part else None
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

@@ -284,7 +284,8 @@ def recover(
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset
             is_gone, in_batches = given == gone.get(queue), isinstance(queue, BatchQueue)
             if queue.last_unit() is None or is_gone or may_be_lost(lost_count, lost_size, in_batches=in_batches):
-                queue.keep_end(given, _unused_place(log))
+                is_quiet = log.first_offset and not report.quarantined  # its messages expired
+                queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
             else:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "

@@ -223,7 +223,7 @@ class Evidence:
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find a message of their queue there."""
         self.missed_in: dict[QueueKey, Counter[int]] = defaultdict(Counter)
-        """By queue that agrees elsewhere, how many of its units lead into a record that is not the unit's."""
+        """By queue that agrees elsewhere, how many of its units lead into a record of another one."""
         self.queued_in: Counter[int] = Counter()
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._repaired: list[tuple[int, int]] = []
@@ -326,8 +326,9 @@ class Evidence:
         queues = self.queues.values()
         offsets = np.concatenate([np.array([*self.hidden], np.int64), *(queue.offsets for queue in queues)])
         sizes = np.concatenate([np.array([*self.hidden.values()], np.int64), *(queue.sizes for queue in queues)])
+        numbers = np.concatenate([np.full(len(self.hidden), -1, np.int64), *(queue.numbers for queue in queues)])
         self._offsets, first = np.unique(offsets, return_index=True)
-        self._sizes = sizes[first]
+        self._sizes, self._numbers = sizes[first], numbers[first]
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
                 if (topic in self._batch_topics) == (layout is BATCH_UNIT):
@@ -353,7 +354,8 @@ class Evidence:
         is_lost = (tags_codes == LOST_TAGS_CODE) | self.is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
         queue.units_end = int(ends.max(initial=0))
-        queue.lost_numbers = list(zip(numbers[is_lost].tolist(), ends[is_lost].tolist(), strict=True))
+        is_in_log = is_lost & (offsets >= log_begin)  # the others say where a queue of expired messages ends
+        queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
@@ -373,8 +375,9 @@ class Evidence:
         is_other = ~(agrees & self._has_size(offsets, sizes)) & self._is_covered(offsets)
         file_count = int(files.max(initial=0)) + 1
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees & ~is_other, is_other))
-        if agreeing.any():
-            _count_files(self.missed_in[queue.key], offsets[is_other & ~self._has_size(offsets, sizes)], self.file_size)
+        if agreeing.any():  # elsewhere; what finds its own number is another queue's, what its own queue is shifted
+            is_missed = is_other & ~np.isin(offsets, queue.offsets) & ~self._has_number(offsets, numbers)
+            _count_files(self.missed_in[queue.key], offsets[is_missed], self.file_size)
         trusted = ~agrees & (other <= np.maximum(agreeing, 1))[files]
         trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
@@ -411,6 +414,12 @@ class Evidence:
         found: NDArray[np.bool_] = at < len(self._offsets)
         inside = at[found]
         found[found] = (self._offsets[inside] == offsets[found]) & (self._sizes[inside] == sizes[found])
+        return found
+
+    def _has_number(self, offsets: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the whole records that begin at log offsets have these queue offsets, in any queue."""
+        at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
+        found: NDArray[np.bool_] = (self._offsets[at] == offsets) & (self._numbers[at] == numbers)
         return found
 
     def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -603,8 +603,8 @@ class Lost:
         for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
             self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
         given = [*(end for _, end, _ in taken), *(end for _, end in queue.lost_numbers)]
-        first = int(ends[-1]) if len(ends) else 0 if not self._log_begin else min((n for n, _, _ in taken), default=0)
-        if given and max(given) > first:
+        first = int(ends[-1]) if len(ends) else 0 if not self._log_begin else min((n for n, _, _ in taken), default=-1)
+        if given and max(given) > first >= 0:  # else nothing tells a message that was lost from one that expired
             self._take_hole(queue, first, max(given), int(offsets[-1]) if len(offsets) else self._log_begin, log_end)
 
     def _take_hole(self, queue: QueueEvidence, low: int, high: int, begin: int, end: int) -> None:

@@ -186,7 +186,7 @@ def _refuse_wrong_names(root: Path) -> None:
     """Raise `CorruptData` for a log file under another one's name: its messages are whole, and would be set aside."""
     disk = PrivateDisk()
     for name, size in disk.files(root / COMMIT_LOG).items():
-        if offset_of(name) is not None and size:
+        if size:
             file = disk.map(root / COMMIT_LOG / name)
             step = named_wrong(file)
             file.close()
