@@ -154,6 +154,19 @@ def test_rebuild_needs_a_yes(small_store: Path, call: Call) -> None:
     assert call("verify", small_store).exit_code == 0
 
 
+def test_rebuild_tells_that_a_crash_took_messages_that_queues_knew(small_store: Path, call: Call) -> None:
+    with stratalog.open(small_store, mode="r") as store:
+        newest = max(message.commit_log_offset for key in store.queues() for message in store.queue(*key).read())
+    for name in ("checkpoint", "queues.snapshot"):
+        (small_store / name).unlink()
+    (small_store / "abort").touch()
+    path = small_store / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[:newest].ljust(path.stat().st_size, b"\0"))
+    told = call("rebuild", small_store, "--yes").stdout
+    assert "1 queue knew messages after the log's end" in told
+    assert "given again" not in call("rebuild", small_store, "--yes").stdout
+
+
 @pytest.mark.parametrize("arguments", [("rebuild", "--yes"), ("put", "orders", "body")], ids=lambda given: given[0])
 def test_long_openings_tell_how_far_they_are(
     arguments: tuple[str, ...], small_store: Path, call: Call, monkeypatch: pytest.MonkeyPatch

@@ -211,6 +211,7 @@ def test_units_after_a_damaged_one_tell_its_end(
     path.write_bytes(data)
     if stop == "rebuilt":
         rebuild(root)
+        assert verify(root).ok
     for _ in range(2):
         assert max_offset(kind, root) == end
     assert verify(root).ok

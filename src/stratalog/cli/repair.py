@@ -154,6 +154,11 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
             shown["new"] = (
                 f"{counted(rebuilt.new_queue_count, 'queue')} without a directory before: lost, or deleted topics"
             )
+        if rebuilt.ahead_count:
+            shown["lost"] = (
+                f"{counted(rebuilt.ahead_count, 'queue')} knew messages after the log's end, as after a crash: "
+                "their offsets are given again"
+            )
     if "index" in rebuilt.parts:
         shown["index"] = f"{rebuilt.index_item_count:,} items"
     if rebuilt.bitmap_count:
@@ -164,7 +169,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
 def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
         "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
-        "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count, "units": rebuilt.unit_count,
+        "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count,
+        "aheadQueues": rebuilt.ahead_count, "units": rebuilt.unit_count,
         "indexItems": rebuilt.index_item_count,
         "bitmapsLost": rebuilt.bitmap_count,
         "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],

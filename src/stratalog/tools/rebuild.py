@@ -98,6 +98,9 @@ class Rebuilt:
     """Which messages of the log are in no queue, though the old queues led to them or are lost."""
     new_queue_count: int = 0
     """Queues without a directory before: their files were lost, or their topics deleted."""
+    ahead_count: int = 0
+    """Queues of a crashed store that knew messages after the log's end: these are lost, and their offsets are given
+    again."""
     bitmap_count: int = 0
     """Filter bitmaps of queue extensions that were lost: they come from a broker's subscriptions, not from the log."""
 
@@ -223,10 +226,11 @@ def rebuild_locked(
         built = list(_queues(staging, disk))
         counts = [_message_units(directory, disk) for directory in built]
         new_count = sum(not (root / directory.relative_to(staging)).exists() for directory in built)
-        carried = _carry_over(root, staging, disk, settings, log, may_forget=may_serve_less)
+        carried, ahead_count = _carry_over(root, staging, disk, settings, log, may_forget=may_serve_less)
         rebuilt = replace(
             rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
             queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
+            ahead_count=ahead_count,
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
@@ -382,19 +386,20 @@ def _short_ends(
 
 def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
     """Ends of the queues of which nearly all messages went by retention, and a unit is damaged: it leads into the log,
-    where no message of the queue may be, or nowhere."""
+    where no message of the queue may be, or nowhere, or is zeros."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            end = gone_count = live_count = damaged_count = 0
+            end = gone_count = doubtful = 0
             for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk, damaged=True):
                 is_damaged = (sizes <= 0) | (offsets < 0)
                 is_gone = ~is_damaged & (offsets < log_begin)
-                end = max(end, int((numbers + np.maximum(counts, 1)).max(initial=0)))
+                ends = numbers + np.maximum(counts, 1)
+                is_after_zeros = numbers[1:] != ends[:-1]
+                doubtful += int(np.count_nonzero(is_after_zeros)) + bool(end and len(numbers) and numbers[0] != end)
+                doubtful += int(np.count_nonzero(~is_gone & (is_damaged | (tags_codes != LOST_TAGS_CODE))))
                 gone_count += int(np.count_nonzero(is_gone))
-                damaged_count += int(np.count_nonzero(is_damaged))
-                live_count += int(np.count_nonzero(~is_damaged & ~is_gone & (tags_codes != LOST_TAGS_CODE)))
-            doubtful = live_count + damaged_count
+                end = max(end, int(ends.max(initial=0)))
             if 0 < _GONE_PER_LIVE * doubtful < gone_count and end <= queue_offset_limit(log_begin):
                 yield QueueEnd(topic, queue_id, end, 0)
 
@@ -486,14 +491,15 @@ def _build(
 
 def _carry_over(
     root: Path, staging: Path, disk: Disk, settings: StoreSettings, log: LogRange, *, may_forget: bool
-) -> list[Path]:
+) -> tuple[list[Path], int]:
     """Link the files of queues whose messages have all gone by retention or stood in damaged ranges: they alone know
-    the next offset. Returns the directories of their units. Raises `CorruptData` for a queue that leads to messages
-    after the log's end, whose offsets would be given again (not with `may_forget`).
+    the next offset. Returns the directories of their units, and how many queues lead to messages after the log's end,
+    as a crash leaves them. Raises `CorruptData` for such a queue of a store that was closed, whose offsets would be
+    given again (not with `may_forget`).
 
     Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
     topics, is_cut = Topics(staging, disk), was_closed(root, disk)
-    carried = []
+    carried, ahead_count = list[Path](), 0
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
             new = staging / tree / topic / str(queue_id)
@@ -510,11 +516,12 @@ def _carry_over(
                         f"{lost_end:,}: {_restore_step(root)}",
                         path=str(old),
                     )
+                ahead_count += bool(lost_end)
             if is_kept and not new.exists():
                 disk.create_directory(new)
                 _link_files(old, new, queue_file_size(settings, tree), disk)
                 carried += [new] if tree != names.CONSUME_QUEUE_EXT else []
-    return carried
+    return carried, ahead_count
 
 
 def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
