@@ -62,7 +62,7 @@ from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import live_begin, written_units
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, lost_ends, unqueued, written_end
+from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued, written_end
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -181,10 +181,8 @@ def rebuild_locked(
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
     sealed = sealed_ends(root, disk)
-    lost = [QueueEnd(*key, end, end) for key, end in lost_ends(root, disk).items()] if "queues" in parts else []
-    lost += _gone_ends(root, disk) if "queues" in parts else []
     try:
-        _prepare(root, staging, ends=lost)
+        _prepare(root, staging)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
@@ -200,15 +198,15 @@ def rebuild_locked(
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
-        ends = []
+        ends: list[QueueEnd] = []
         if "queues" in parts:
-            ends = [*_short_ends(root, staging, disk, sealed, log), *_moved_ends(root, staging, disk)]
+            ends += _short_ends(root, staging, disk, sealed, log)
+            ends += _gone_ends(root, disk)
+            ends += _moved_ends(root, staging, disk)
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            _prepare(
-                root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=[*lost, *ends]
-            )
+            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -374,8 +372,8 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
 def _short_ends(
     root: Path, staging: Path, disk: Disk, sealed: Mapping[tuple[str, int], int], log: LogRange
 ) -> Iterator[QueueEnd]:
-    """Ends at the last clean stop that the queues built do not reach, of those that are not carried over: damage lets
-    the log tell another queue of their messages."""
+    """Ends at the last clean stop that the queues built do not reach, of those that are not carried over: their files
+    were lost, or damage lets the log tell another queue of their messages."""
     for (topic, queue_id), end in sealed.items():
         if written_end(staging, (topic, queue_id), disk) < end and not any(
             forgotten(root / tree / topic / str(queue_id), staging / tree / topic / str(queue_id), layout, log)[0]
