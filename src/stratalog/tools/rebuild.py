@@ -404,20 +404,22 @@ def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
 
 def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[QueueEnd]:
     """Ends of the queues built whose newest message, by the old units, is a record that names another queue now: its
-    offset was given. Where the unit before leads to another queue's record too, the files are that queue's."""
+    offset was given. Where another of the newest units leads to another queue's record too, the files are that
+    queue's."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
             newest: list[tuple[int, int, int]] = []
             for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
-                led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))[-2:]
+                led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))[-_UNITS_ASKED:]
                 columns = (column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1)))
-                newest = [*newest, *zip(*columns, strict=True)][-2:]
-            records = [(end, number, record_at(root, offset, disk)) for number, offset, end in newest]
-            is_own = [record and has_place(record, topic, queue_id, number) for _, number, record in records]
-            is_moved = bool(records and records[-1][2] and not is_own[-1] and all(is_own[:-1]))
-            if is_moved and written_end(staging, (topic, queue_id), disk) < records[-1][0]:
-                yield QueueEnd(topic, queue_id, records[-1][0], 0)
+                newest = [*newest, *zip(*columns, strict=True)][-_UNITS_ASKED:]
+            if not newest or written_end(staging, (topic, queue_id), disk) >= newest[-1][2]:
+                continue
+            records = [(record_at(root, offset, disk), number) for number, offset, _ in newest]
+            *own, is_own = (record and has_place(record, topic, queue_id, number) for record, number in records)
+            if records[-1][0] and not is_own and all(own):
+                yield QueueEnd(topic, queue_id, newest[-1][2], 0)
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
