@@ -840,7 +840,7 @@ class MessageStore(Uncopied):
             found = self._lookup.messages(topic, keys, begin=begin, end=end, limit=limit)
             if self.queue_set.has_special and self.queue_set.is_batch(topic):
                 found = [members_with(hits, key, limit) for hits, key in zip(found, keys, strict=True)]
-        if ranges := self.damaged_ranges():
+        if self.recovery.quarantined and (ranges := self.damaged_ranges()):
             found = [with_ranges(hits, ranges) for hits in found]
         self._check_open()
         return found
