@@ -140,6 +140,8 @@ class Dispatcher:
         """By log offset and topic."""
         self.begins: dict[tuple[str, int], QueueBegin] = {}
         """Where queues begin, if their first units agree with the records."""
+        self.displaced: set[int] = set()
+        """Log offsets of records that name a place which another message has, by its unit and its own fields."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -241,6 +243,8 @@ class Dispatcher:
         offset = self.progress.offset
         file, position, stop, base = next(self._log.extents(offset, limit))
         count, position, status = scan(file.address, position, stop, base, TRUST, self._positions, self._sizes)
+        if count and self.displaced:
+            count = self._pass_displaced(file, count, base)
         if count:
             self._take(file, count, base)
         if status == ScanStatus.BLANK or (status == ScanStatus.END and file.size - position < FIXED_SIZE_V1):
@@ -254,6 +258,16 @@ class Dispatcher:
                 path=str(file.path),
                 position=position,
             )
+
+    def _pass_displaced(self, file: MappedFile, count: int, base: int) -> int:
+        """Leave out the displaced ones of the records found; returns how many stay."""
+        is_displaced = np.isin(base + self._positions[:count], list(self.displaced))
+        for number in np.flatnonzero(is_displaced).tolist():
+            self._leave_out(_place_of(self._record(file, number)), "another message has it")
+        kept = np.flatnonzero(~is_displaced)
+        for column in (self._positions, self._sizes):
+            column[: len(kept)] = column[kept]
+        return len(kept)
 
     def _take(self, file: MappedFile, count: int, base: int) -> None:
         self._followed_size += int(self._sizes[:count].sum(dtype=np.int64))

@@ -18,6 +18,7 @@ agree with its record as well: it may be the torn rest of one.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import batch_size_of
@@ -35,6 +36,16 @@ from stratalog.store.dispatch import Dispatcher, QueueBegin
 from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
+
+
+class Torn(NamedTuple):
+    """What a unit was that was dropped: the queue's end with it; the whole record of its size that it leads to; whether
+    another message has the place that this record names."""
+
+    end: int
+    record: Record | None
+    is_displaced: bool
+
 
 RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
@@ -136,9 +147,10 @@ def _topic_of(record: Record) -> str:
 
 def drop_torn(
     log: CommitLog, dispatcher: Dispatcher, damages: Sequence[Damage] = (), *, only_batches: bool
-) -> dict[UnitQueue, int] | None:
-    """Drop the newest unit of each queue where it does not agree with the log: it was written in part. Returns these
-    queues with their ends before; None when a queue's newest two do not agree: the queues are not of this log.
+) -> dict[UnitQueue, Torn] | None:
+    """Drop the newest unit of each queue where it does not agree with the log: it was written in part, or its record
+    was damaged since. Returns these queues; None when a queue's newest two do not agree: the queues are not of this
+    log.
 
     A unit that leads into one of the noted `damages` was written in full: its record was damaged later. `only_batches`
     says that the snapshot vouches for all other queues.
@@ -148,7 +160,7 @@ def drop_torn(
         is_damaged = any(damage.begin <= unit[0] < damage.end for damage in damages)
         return is_damaged or _agrees(log, queue, queue_offset, unit)
 
-    torn = []
+    torn: dict[UnitQueue, Torn] = {}
     for queue in dispatcher.queues.values():
         if queue.last_unit() is None or (only_batches and not isinstance(queue, BatchQueue)):
             continue
@@ -159,11 +171,28 @@ def drop_torn(
                     f"{queue.topic}/{queue.queue_id} leads to other messages than its own: all queues are built again"
                 )
                 return None
-            torn.append(queue)
-    ends = {queue: queue.end_offset for queue in torn}
+            record = leads_to_record(log, newest[1])
+            torn[queue] = Torn(
+                queue.end_offset, record, bool(record and _is_taken_place(log, dispatcher, queue, record))
+            )
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
-    return ends
+    return torn
+
+
+def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:
+    """The whole record of a unit's size that begins where it leads to: no crash tore that unit."""
+    record = _record_at(log, unit[0])
+    return record if record and record.total_size == unit[1] else None
+
+
+def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, record: Record) -> bool:
+    """Whether another message has the place in another queue that a record names, by its unit and its own fields."""
+    other, number = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset
+    if other is None or other is queue or not other.first_offset <= number < other.end_offset:
+        return False
+    there = leads_to_record(log, other.unit(number))
+    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, number))
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:

@@ -91,6 +91,7 @@ from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
     drop_torn,
+    leads_to_record,
     live_begin,
     queues_are_intact,
     sealed_start,
@@ -222,9 +223,15 @@ def recover(
         for queue in queues:
             if live := live_begin(log, queue):
                 begins.setdefault((queue.topic, queue.queue_id), live)
+        newest = {queue: queue.last_unit() for queue in queues}
         ends = {
             queue: _end_of(
-                queue, end, (torn or {}).get(queue, 0), max(told.get(queue, 0), gone.get(queue, 0)), before, begins
+                queue,
+                end,
+                torn[queue].end if torn and queue in torn else 0,
+                max(told.get(queue, 0), gone.get(queue, 0)),
+                before,
+                begins,
             )
             for queue in queues
         }
@@ -247,6 +254,9 @@ def recover(
         kept_end = start
         if intact and not any(damage.begin < vouched_end for damage in report.quarantined + found.quarantined):
             kept_end = end if clean else max(start, vouched_end or checkpointed(log, checkpoint))  # the seal stays true
+        dispatcher.displaced = {
+            one.record.commit_log_offset for one in (torn or {}).values() if one.is_displaced and one.record
+        }
         dispatcher.begins.update((key, one) for key, one in begins.items() if one.commit_log_offset < end)
         for queue in queues:
             queue.rewind(min(kept_end, end))
@@ -273,12 +283,17 @@ def recover(
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
         given = one.given_end if is_known else before[queue].given_end if queue in before else 0
         given = max(given, gone.get(queue, 0))
-        if clean and torn and queue.end_offset < torn.get(queue, 0):  # no crash tore that unit
-            given = max(given, torn[queue])
+        dropped, last = (torn or {}).get(queue), newest[queue]
+        if dropped is None:
+            is_told = bool(last and leads_to_record(log, last))
+        else:  # no crash tore that unit
+            is_told = clean or dropped.record is not None
+        if is_told and queue.end_offset < one.given_end and not is_known:
+            given = max(given, one.given_end)
             dispatcher.notes.append(
                 f"{queue.topic}/{queue.queue_id}: its newest unit led to a message that names another place. The "
-                "record was damaged since the store was closed, or the files are another queue's. Offset "
-                f"{torn[queue] - 1:,} is not given again here"
+                "record was damaged since it was put, or the files are another queue's. Offset "
+                f"{one.given_end - 1:,} is not given again here"
             )
         if queue.end_offset < given:
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset

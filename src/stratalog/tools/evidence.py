@@ -99,10 +99,12 @@ class QueueEvidence:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
-    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> None:
-        """Remove the records of a topic that was deleted before the queue began there."""
+    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> dict[int, int]:
+        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes."""
         is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
+        found = dict(zip(self.offsets[is_deleted].tolist(), self.sizes[is_deleted].tolist(), strict=True))
         self.remove(np.flatnonzero(is_deleted).tolist())
+        return found
 
     def insert(self, records: list[tuple[int, int, int, int]]) -> None:
         """Records as (log offset, size, queue offset, end of the queue offsets)."""
@@ -210,6 +212,8 @@ class Evidence:
         self.queues: dict[QueueKey, QueueEvidence] = {}
         self.hidden: dict[int, int] = {}
         """Size by log offset of the records that enter no queue but have a queue offset."""
+        self._deleted: dict[int, int] = {}
+        """Size by log offset of the records of topics that were deleted and created again."""
         self.claims: dict[int, list[Claim]] = defaultdict(list)
         self.light_claims: dict[int, list[Claim]] = defaultdict(list)
         self.contradicting: set[int] = set()
@@ -339,7 +343,9 @@ class Evidence:
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
         for key, begin in noted_begins(self._root, self._disk).items():
             if key in self.queues:
-                self.queues[key].remove_deleted(*begin)
+                self._deleted |= self.queues[key].remove_deleted(*begin)
+        # Another queue's unit leads to it: it is no message of a deleted topic.
+        self.hidden |= {offset: size for offset, size in self._deleted.items() if offset in self.claims}
         for claims in self.claims.values():  # a record stands in one queue
             claims.sort(key=lambda claim: claim.trust, reverse=True)
         for queue in self.queues.values():
@@ -366,7 +372,7 @@ class Evidence:
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
         if agrees[:1].any():
-            queue.remove_deleted(int(numbers[0]), int(offsets[0]))
+            self._deleted |= queue.remove_deleted(int(numbers[0]), int(offsets[0]))
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)

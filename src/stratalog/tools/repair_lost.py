@@ -224,17 +224,16 @@ class Judge:
 
     @staticmethod
     def _doubted(queue: QueueEvidence, claimed: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-        """Records that fit in but to which no unit of theirs leads, while another does; and batches after which
-        messages are missing."""
-        doubt = ~queue.supported & ~queue.certain
+        """Records that fit in though a unit of another place leads to them, too (opening after a crash gives one to
+        each record that it finds); and batches after which messages are missing."""
         if len(claimed):
             at = np.minimum(np.searchsorted(claimed, queue.offsets), len(claimed) - 1)
             is_claimed = claimed[at] == queue.offsets
         else:
-            is_claimed = np.zeros(len(doubt), np.bool_)
+            is_claimed = np.zeros(len(queue.offsets), np.bool_)
         if queue.is_batch:
-            is_claimed[:-1] |= queue.numbers[1:] > queue.ends[:-1]
-        found: list[int] = np.flatnonzero(doubt & is_claimed).tolist()
+            is_claimed[:-1] |= ~queue.supported[:-1] & (queue.numbers[1:] > queue.ends[:-1])
+        found: list[int] = np.flatnonzero(is_claimed & ~queue.certain).tolist()
         return found
 
     def _is_stray(self, queue: QueueEvidence) -> bool:

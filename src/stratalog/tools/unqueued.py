@@ -67,9 +67,10 @@ def unqueued(
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
     found, begins = list[Record](), noted_begins(root, disk)
-    for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
+    for file, base, positions, enters in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
         unled, is_displaced = ~_is_among(offsets, everything), _is_among(offsets, displaced)
+        unled &= enters | _is_among(offsets, led)  # flags that keep a record from its queue may have changed
         suspect = unled | is_displaced | _is_among(offsets, shrunk)
         for position, is_unled, is_moved in zip(
             *(column[suspect].tolist() for column in (positions, unled, is_displaced)), strict=True
@@ -84,10 +85,13 @@ def unqueued(
                 continue
             is_led = bool(_is_among(np.array([base + position]), led)[0])
             begin = begins.get((topic, record.queue_id))
-            if begin and begin.queue_offset <= record.queue_offset and base + position < begin.commit_log_offset:
+            is_before = (
+                begin and begin.queue_offset <= record.queue_offset and base + position < begin.commit_log_offset
+            )
+            if is_before and not is_led:
                 continue  # of a topic that was deleted and created again
             is_after = base + position > reached.get((topic, record.queue_id), -1)
-            if is_topic(topic) and record.queue_id >= 0 and (is_led or is_after):
+            if is_led or (is_after and is_topic(topic) and record.queue_id >= 0):
                 found.append(record)
         if len(found) >= _LISTED_MAX:
             break
@@ -181,11 +185,11 @@ def kinds_in_log(
     """Topics that are not of type BatchCQ though the log holds batches of them, with the log offset of the first; and,
     unless it is known that the store has light queues, one of them."""
     found, light = dict[str, int](), ""
-    for file, base, positions in _records(root / COMMIT_LOG, damages, log_end):
-        for topic, position in batches_outside(file, positions, topics):
+    for file, base, positions, enters in _records(root / COMMIT_LOG, damages, log_end):
+        for topic, position in batches_outside(file, positions[enters], topics):
             found.setdefault(topic, base + position)
         if not has_light and not light:
-            light, _ = first_light(file, positions, base) or ("", 0)
+            light, _ = first_light(file, positions[enters], base) or ("", 0)
     return found, light
 
 
@@ -279,8 +283,8 @@ def _contradicts(piece: Led, now: Led | None, led: Offsets) -> bool:
 
 def _records(
     directory: Path, damages: Sequence[Damage], log_end: int
-) -> Iterator[tuple[MappedFile, int, Offsets]]:  # fmt: skip
-    """Positions of the records of each file that enter a queue; those in damaged ranges are left out."""
+) -> Iterator[tuple[MappedFile, int, Offsets, NDArray[np.bool_]]]:  # fmt: skip
+    """Positions of the records of each file, and which of them enter a queue; damaged ranges are left out."""
     after = {damage.begin: damage.end for damage in damages}
     ordered = sorted(after.items())
     begins, ends = (np.array(column, np.int64) for column in (zip(*ordered, strict=True) if ordered else ((), ())))
@@ -297,11 +301,11 @@ def _records(
                 flags = file.view[positions[:count, None] + np.arange(HEAD.size)].view(HEAD.dtype)["sys_flag"][:, 0]
                 kind = flags & TRANSACTION_MASK
                 enters = (kind == Transaction.NONE) | (kind == Transaction.COMMIT)
-                enters &= positions[:count] < log_end - base
+                is_sound = positions[:count] < log_end - base
                 before = np.searchsorted(begins, base + positions[:count], "right") - 1
                 if len(ends):
-                    enters &= (before < 0) | (base + positions[:count] >= ends[before])
-                yield file, base, positions[:count][enters]
+                    is_sound &= (before < 0) | (base + positions[:count] >= ends[before])
+                yield file, base, positions[:count][is_sound], enters[is_sound]
                 if status != ScanStatus.FULL:
                     if base + position not in after:
                         break

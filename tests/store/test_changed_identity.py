@@ -1,0 +1,123 @@
+"""One changed field of a record says that it is of another queue, or of none: topic, queue id, flags.
+
+The unit of its queue still leads to it. Whatever is run on such a store, in whatever order, the message is served in
+its place, or a report names it; its offset is never given to another.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.kinds import BATCH, EXTENDED, LIGHT_KIND, PLAIN, SIZES, Content, Key, Kind, read_on
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
+from stratalog.layout.light import is_light
+from stratalog.layout.message import HEAD, decode_record
+from stratalog.layout.names import ABORT
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+
+QUEUE_ID, SYS_FLAG = HEAD.position("queue_id") + 3, HEAD.position("sys_flag") + 3
+FIELDS: dict[str, tuple[int, int]] = {
+    "topic": (-1, 0x04),
+    "topic, not ASCII": (-1, 0x80),
+    "topic, none that can be": (-1, 0x5B),
+    "queue id, another's": (QUEUE_ID, 0x01),
+    "queue id, nobody's": (QUEUE_ID, 0x04),
+    "queue id, negative": (QUEUE_ID - 3, 0x80),
+    "flags, prepared": (SYS_FLAG, 0x04),
+    "flags, rolled back": (SYS_FLAG, 0x0C),
+}
+"""Position of a byte in a record (-1: the first one of its topic), and the bits that change."""
+
+
+def change(root: Path, commit_log_offset: int, field: str) -> None:
+    """Change one byte of a record."""
+    size = SIZES["mapped_file_size_commit_log"]
+    path = root / "commitlog" / f"{commit_log_offset // size * size:020d}"
+    data, begin = bytearray(path.read_bytes()), commit_log_offset % size
+    position, bits = FIELDS[field]
+    if position < 0:
+        record = decode_record(bytes(data), begin)
+        stored = bytes(data[begin : begin + record.total_size])
+        position = stored.rindex(bytes([len(record.topic)]) + record.topic) + 1
+    data[begin + position] ^= bits
+    path.write_bytes(data)
+
+
+class Reports:
+    """What was said of messages: everything that is lost, left out, refused or passed over."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def opened(self, kind: Kind, root: Path, put: Key | None = None) -> None:
+        with kind.open(root) as store:
+            told = store.recovery
+            self.texts += [told.warning, *told.notes, *map(str, told.left_out), *map(str, told.quarantined)]
+            if put and not is_light(put[0]):
+                store.queue(*put).put(b"new")
+
+    def rebuilt(self, kind: Kind, root: Path) -> None:
+        try:
+            done = rebuild(root, settings=StoreSettings.make({**SIZES, **kind.settings}))
+        except CorruptData as error:
+            self.texts.append(str(error))
+        else:
+            self.texts += [*map(str, done.damages), *map(str, done.left_out)]
+
+    def repaired(self, kind: Kind, root: Path) -> None:
+        plan = plan_repair(root, settings=StoreSettings.make({**SIZES, **kind.settings}))
+        self.texts += [f"lost {message}" for message in plan.lost]
+        if plan.actions:
+            repair(plan)
+        assert not plan_repair(root).actions
+
+
+STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
+    "repair": lambda reports, kind, root, key: reports.repaired(kind, root),
+    "open, repair": lambda reports, kind, root, key: (reports.opened(kind, root), reports.repaired(kind, root)),
+    "put, repair": lambda reports, kind, root, key: (reports.opened(kind, root, key), reports.repaired(kind, root)),
+    "rebuild": lambda reports, kind, root, key: reports.rebuilt(kind, root),
+    "rebuild, repair": lambda reports, kind, root, key: (reports.rebuilt(kind, root), reports.repaired(kind, root)),
+}
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("which", [0, 9, -1], ids=["first", "middle", "newest"])
+@pytest.mark.parametrize("state", ["closed", "crashed"])
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
+    kind: Kind, field: str, state: str, which: int, steps: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = kind.made(root)
+    key = kind.queues[0]
+    places = list(dict.fromkeys(known.commit_log_offset for known in content.queues[key].values()))
+    change(root, places[which], field)
+    if state == "crashed":
+        (root / ABORT).touch()
+    reports = Reports()
+    STEPS[steps](reports, kind, root, key)
+    check(kind, root, content, places[which], reports)
+
+
+def check(kind: Kind, root: Path, content: Content, changed: int, reports: Reports) -> None:
+    named = [text for text in reports.texts if text]
+    with kind.open(root) as store:
+        named += [str(one) for one in (store.recovery.warning, *store.recovery.notes) if one]
+        for key in kind.queues:
+            expected, (found, errors, _) = content.queues[key], read_on(store.queue(*key))
+            for number, known in expected.items():
+                if found.get(number) == known:
+                    continue
+                assert known.commit_log_offset == changed, f"{key} lacks {number}, whose record is as it was put"
+                assert number not in found or found[number].body == b"new", f"{key} serves another at {number}"
+                assert number not in found, f"{key}: offset {number} was given again"
+                assert named or errors, f"{key} lacks {number}, and nobody says so"
+            assert all(found[number].body == b"new" for number in found.keys() - expected.keys())
+            assert store.queue(*key).max_offset >= len(expected)
