@@ -1,15 +1,22 @@
 """An opening that is refused changes nothing: what it leaves is what `repair` works from."""
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from store.kinds import KINDS, Kind
+from store.kinds import KINDS, PLAIN, SIZES, Kind
+from store.test_kinds import holds
+from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, LOCK
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import UNDER_REPAIR
 
 
@@ -49,6 +56,7 @@ REFUSED: dict[str, Callable[[Path], object]] = {
     "log file missing": lambda root: log_files(root)[1].unlink(),
     "no log file": lambda root: [path.unlink() for path in (root / "commitlog").iterdir()],
     "newest log file exchanged": lambda root: shutil.copyfile(log_files(root)[0], log_files(root)[-1]),
+    "newest log file renamed": lambda root: log_files(root)[-1].rename(root / "commitlog" / "newest"),
     "log file cut": lambda root: os.truncate(log_files(root)[1], 4000),
     "queue file cut": lambda root: os.truncate(queue_file(root, 0), 20),
     "extension file cut": lambda root: [os.truncate(path, 20) for path in extension_files(root)[:1]],
@@ -92,3 +100,39 @@ def contents(root: Path) -> dict[str, bytes]:
     """All files by name, but for the lock."""
     paths = [path for path in root.rglob("*") if path.is_file() and path.name != LOCK]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("name", ["{}.bak", "{}x", "old", "{:.3}"])
+@pytest.mark.parametrize("which", [0, 1, -1, None], ids=["first", "second", "newest", "only"])
+def test_a_log_file_whose_name_is_none_is_named_by_all_and_the_printed_step_puts_it_right(
+    which: int | None, name: str, *, is_clean: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = PLAIN.made(root, count=10 if which is None else 300)
+    if not is_clean:
+        (root / ABORT).touch()
+        (root / "checkpoint").unlink()
+        (root / "queues.snapshot").unlink()
+    for path in (root / "commitlog").iterdir():  # what was made ahead
+        if not any(path.read_bytes()):
+            path.unlink()
+    file = log_files(root)[which or 0]
+    file.rename(file.with_name(name.format(file.name)))
+    errors = []
+    for call in (
+        lambda: PLAIN.open(root, mode="r"),
+        lambda: PLAIN.open(root),
+        lambda: rebuild(root, settings=StoreSettings.make(SIZES)),
+        lambda: plan_repair(root, settings=StoreSettings.make(SIZES)),
+    ):
+        with pytest.raises(CorruptData) as refused:
+            call()
+        errors.append(str(refused.value))
+    errors += [problem.next_step for problem in verify(root, settings=StoreSettings.make(SIZES)).problems[:1]]
+    steps = {found.group() for text in errors for found in [re.search("mv -n [^`]*", text)] if found}
+    assert len(steps) == 1, errors
+    subprocess.run(steps.pop(), shell=True, check=True)
+    assert verify(root, settings=StoreSettings.make(SIZES)).ok
+    with PLAIN.open(root) as store:
+        holds(store, content)

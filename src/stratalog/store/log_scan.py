@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -380,8 +381,8 @@ def is_unfinished(file: MappedFile, position: int) -> bool:
 
 
 def named_wrong(file: MappedFile) -> str:
-    """How to give a log file the name of the place that its records say; empty where they say its own. One record alone
-    may be damaged: two count."""
+    """How to give a log file the name of the place that its records say; empty where they say its own. Against a name
+    one record alone may be damaged: two count."""
     path, place = file.path, _place_of(file)
     if place is None:
         return ""
@@ -399,6 +400,30 @@ def named_wrong(file: MappedFile) -> str:
     return f"its records are those of {right.name}: it has another file's name. Run `{step}`, then again"
 
 
+def refuse_misnamed(directory: Path) -> None:
+    """Raise `CorruptData` for a file in the log's directory whose name is none of a log file, though its records say
+    which one it is, and that one is not there."""
+    disk = PrivateDisk()
+    for name, size in disk.files(directory).items():
+        if offset_of(name) is None and size:
+            file = disk.map(directory / name)
+            place, step = _place_of(file), named_wrong(file)
+            file.close()
+            if place is not None and not (directory / offset_name(place)).exists():
+                raise CorruptData(step, path=str(directory / name))
+
+
+def misnamed_step(path: Path) -> str:
+    """`named_wrong` of a file that is not mapped."""
+    if not path.stat().st_size:
+        return ""
+    file = PrivateDisk().map(path)
+    try:
+        return named_wrong(file)
+    finally:
+        file.close()
+
+
 def _place_of(file: MappedFile) -> int | None:
     """Log offset at which the records of a file begin by what they say, if that is another file's begin."""
     head = HEAD.unpack(file.view.data) if file.size >= HEAD.size else None
@@ -408,7 +433,7 @@ def _place_of(file: MappedFile) -> int | None:
         return None
     count, *_ = scan(file.address, 0, file.size, place, VERIFY, np.empty(2, np.int64), np.empty(2, np.int32))
     is_part = own is not None and next_record(file, 1, own) >= 0  # only some of its bytes are another file's
-    return place if count == 2 and not is_part else None
+    return place if count >= (1 if own is None else 2) and not is_part else None
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:

@@ -57,6 +57,7 @@ from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush,
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
 from stratalog.store.locks import InsideCall, free, is_owned
+from stratalog.store.log_scan import refuse_misnamed
 from stratalog.store.lookup import Hits, HitsByKey, Lookup, with_ranges
 from stratalog.store.message import Message
 from stratalog.store.os_errors import (
@@ -187,6 +188,7 @@ class MessageStore(Uncopied):
         checkpoint = Checkpoint.load(self.root, self._disk)  # first: beside a writer it must not be ahead of the log
         # A reader may see the ends of a writer that closes meanwhile beside files of before.
         is_known = not self._disk.read_only and (self._disk.is_draft or is_ours(self.root, self._disk))
+        refuse_misnamed(self.log.directory)
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer

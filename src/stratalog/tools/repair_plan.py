@@ -52,7 +52,7 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.log_scan import named_wrong
+from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
@@ -184,14 +184,9 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
 
 def _refuse_wrong_names(root: Path) -> None:
     """Raise `CorruptData` for a log file under another one's name: its messages are whole, and would be set aside."""
-    disk = PrivateDisk()
-    for name, size in disk.files(root / COMMIT_LOG).items():
-        if size:
-            file = disk.map(root / COMMIT_LOG / name)
-            step = named_wrong(file)
-            file.close()
-            if step:
-                raise CorruptData(step, path=str(file.path))
+    for name in PrivateDisk().files(root / COMMIT_LOG):
+        if step := misnamed_step(root / COMMIT_LOG / name):
+            raise CorruptData(step, path=str(root / COMMIT_LOG / name))
 
 
 def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:

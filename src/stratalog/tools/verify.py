@@ -22,6 +22,7 @@ from stratalog.helpers import thread_pool
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.store.disk import PrivateDisk, lock_owner
+from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
@@ -170,7 +171,8 @@ def _verify(
     if report.is_log_lost:  # whatever else is wrong follows from that
         report.problems = [problem for problem in report.problems if problem.part == "config"]
         report.problem_count = len(report.problems)
-        step = no_record_step(settings)
+        steps = (misnamed_step(root / COMMIT_LOG / name) for name in PrivateDisk().files(root / COMMIT_LOG))
+        step = next(filter(None, steps), no_record_step(settings))
         report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report

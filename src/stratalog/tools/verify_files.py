@@ -1,5 +1,6 @@
 """The part of `verify` that looks at files as such: names, sizes and gaps, the configuration, the checkpoint."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.evidence import RESTORE_LOG
+from stratalog.store.log_scan import misnamed_step
 from stratalog.store.sizes import check_given_size, check_log_size
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
@@ -169,7 +171,10 @@ def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk
     for name, size in files.items():
         start = offset_of(name)
         if start is None:
-            _add(report, directory / name, "a data file's name (20 digits)", "another name", _AWAY)
+            step = ""
+            with contextlib.suppress(OSError):
+                step = misnamed_step(directory / name) if directory.name == names.COMMIT_LOG else ""
+            _add(report, directory / name, "a data file's name (20 digits)", "another name", step or _AWAY)
             continue
         starts.append(start)
         if start % file_size if file_size else 0:
