@@ -51,13 +51,15 @@ def test_opening_and_the_first_put_are_logged_once_each(damaged_store: Path, cap
         assert texts == [warning, f"messages were put after damage. {warning}"]
 
 
-def test_nothing_is_said_where_nothing_is_put(damaged_store: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_opening_logs_the_damage_once(damaged_store: Path, caplog: pytest.LogCaptureFixture) -> None:
     with stratalog.open(damaged_store, mode="r", **SETTINGS) as store:
         assert store.recovery.quarantined
         assert not store.recovery.warning
-    assert not caplog.records
+    (record,) = caplog.records
+    assert "damaged ranges in the log: 1" in record.getMessage()
+    assert f"`stratalog verify {damaged_store}`" in record.getMessage()
     stratalog.open(damaged_store, **SETTINGS).close()
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
 
 
 def test_after_a_repair_nothing_is_said(damaged_store: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,6 +52,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.lost: set[Key] = set()
 
     def opened(self, kind: Kind, root: Path, put: Key | None = None) -> None:
         with kind.open(root) as store:
@@ -70,6 +71,7 @@ class Reports:
 
     def repaired(self, kind: Kind, root: Path) -> None:
         plan = plan_repair(root, settings=StoreSettings.make({**SIZES, **kind.settings}))
+        self.lost |= {(message.topic, message.queue_id) for message in plan.lost}
         self.texts += [f"lost {message}" for message in plan.lost]
         if plan.actions:
             repair(plan)
@@ -108,6 +110,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
 
 def check(kind: Kind, root: Path, content: Content, changed: int, reports: Reports) -> None:
     named = [text for text in reports.texts if text]
+    assert reports.lost <= {*kind.queues, ("parent", 0), ("parent", 1)}
     with kind.open(root) as store:
         named += [str(one) for one in (store.recovery.warning, *store.recovery.notes) if one]
         for key in kind.queues:

@@ -253,6 +253,9 @@ class MessageStore(Uncopied):
         passed = [one for one in left_out if one.commit_log_offset < begin]
         found.left_out = list(dict.fromkeys(passed + found.left_out))
         if self._disk.read_only:
+            if found.quarantined and not beside_writer:
+                text, step = found.damage_text(self.root), command("verify", self.root)
+                _logger.warning("%s. Messages in them are not served; %s names them", text, step)
             self.log.durable_offset = self.log.end_offset
             self.log.fail(StoreReadOnly(f"{self.root} is open for reading only; open it with mode='w' to put"))
             return

@@ -139,12 +139,16 @@ class Recovery:
     warning: str = ""
     """Why messages that are put from now on may be lost to RocketMQ, and the command that prevents it."""
 
+    def damage_text(self, root: Path) -> str:
+        """How many ranges are damaged, and where the first is."""
+        count, first = len(self.quarantined), self.quarantined[0].begin
+        return f"{root}: damaged ranges in the log: {count:,}, the first at log offset {first:,}"
+
     def warn_of_damage(self, root: Path) -> None:
         """Say what damage that opening cannot mend means for messages after it."""
         if self.quarantined:
             self.warning = (
-                f"{root}: damaged ranges in the log: {len(self.quarantined):,}, the first at log offset "
-                f"{self.quarantined[0].begin:,}. Messages after them are kept and served here, also those that are put "
+                f"{self.damage_text(root)}. Messages after them are kept and served here, also those that are put "
                 "now. RocketMQ may end the log at the first one when it starts, and drop all messages after it. To "
                 f"keep them for RocketMQ, close the store and run {command('repair', root)}"
             )

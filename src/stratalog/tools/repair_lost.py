@@ -157,7 +157,10 @@ class Judge:
             if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
                 removed[queue.key].append(0)
         for key, places in removed.items():
-            self._evidence.queues[key].remove(places)
+            queue = self._evidence.queues[key]
+            queue.remove(places)
+            if not len(queue.offsets):  # its units for lost messages were made for these records
+                queue.lost_numbers = []
         for queue, offset, size, _ in outcast:
             holes = None if offset in contested else queue  # nobody knows which of the two is wrong
             self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
