@@ -2,6 +2,7 @@
 
 import base64
 import random
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,19 @@ from interop.views import (
     Sending,
     as_seen,
     assert_same,
+    java_settings,
     one_by_one,
     our_reading,
 )
 from stratalog.layout.batch import decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, is_light
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, CONSUME_QUEUE_EXT
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, CONSUME_QUEUE_EXT
 from stratalog.layout.properties import decode_properties, encode_properties
 from stratalog.layout.queue import BATCH_UNIT
+from stratalog.store.config_files import TOPICS
 from stratalog.store.message_store import MessageStore
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 
 TOPIC = "Batches"
 TURNS = ("ours", "theirs", "ours", "theirs halted", "ours", "theirs")
@@ -137,6 +142,33 @@ def test_batch_topics_are_written_by_both_sides_in_turn(rocketmq: RocketMQ, crea
     with turns.open_ours() as store:
         turns.ledger.check(messages_of(store), exactly=True)
     assert len(list((tmp_path / BATCH_CONSUME_QUEUE / TOPIC / "0").iterdir())) > 1, "the queue never rolled"
+
+
+@pytest.mark.parametrize("way", ["repair", "put"])
+def test_a_store_without_the_entry_of_a_batch_topic_is_loaded_once_it_is_entered(
+    rocketmq: RocketMQ, way: str, tmp_path: Path
+) -> None:
+    turns = Turns(tmp_path, rocketmq, mapper_file_size_batch_consume_queue=BATCH_UNIT.size * 17)
+    with turns.open_ours() as store:
+        store.create_topic(TOPIC, queues=2, queue_type="BatchCQ")
+        put_batches(store, batches(1), turns.ledger)
+    (tmp_path / CONFIG / TOPICS).unlink()
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    asked = {"directory": str(tmp_path / "copy"), "settings": java_settings(turns.settings)}
+    assert not rocketmq.ask("open", **asked)["loaded"]
+    rocketmq.stop()
+    shutil.rmtree(tmp_path / "copy")
+    if way == "repair":
+        assert repair(plan_repair(tmp_path)).ok
+    with turns.open_ours(mode="r" if way == "repair" else "w") as store:
+        if way == "put":
+            put_batches(store, batches(2), turns.ledger)
+        read = messages_of(store)
+    theirs = turns.open_theirs()
+    assert members_of({key: taken_apart(records) for key, records in theirs.items()}) == members_of(read)
+    turns.put_by_java([as_one_record(members) for members in batches(3)], halted=False)
+    with turns.open_ours() as store:
+        turns.ledger.check(messages_of(store), exactly=True)
 
 
 # -- light queues ----------------------------------------------------------------------------------------------------

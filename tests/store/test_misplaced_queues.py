@@ -23,7 +23,9 @@ from stratalog.config.settings import StoreSettings
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.names import CONSUME_QUEUE
 from stratalog.layout.properties import encode_properties
+from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
+from stratalog.store.topics import Topics
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -83,7 +85,7 @@ def held(root: Path, kind: Kind, *, is_whole: bool = True) -> tuple[Held, dict[t
 
 def repaired(root: Path, kind: Kind) -> Path:
     plan = plan_repair(root, settings=settings_of(kind))
-    assert {action.kind for action in plan.actions} <= {"rebuild"}
+    assert {action.kind for action in plan.actions} <= {"rebuild", *(["enter"] if kind is BATCH else [])}
     assert not plan.lost
     assert repair(plan).ok
     return root
@@ -144,6 +146,7 @@ def test_messages_of_a_queue_whose_directory_was_renamed_or_copied_stay_in_it(
                     if way is not just_opened:
                         again = plan_repair(found, settings=settings_of(kind))
                         assert (again.actions, again.lost) == ([], []), case
+                    assert set(Topics(found, Disk()).configs) <= {FEW}, case
                     messages, ends = held(found, kind, is_whole=way is not just_opened)
                     if way is just_opened:
                         messages = {key: bodies for key, bodies in messages.items() if key in expected[0]}

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +21,14 @@ from stratalog.store.disk import Disk
 from stratalog.store.topics import Topics
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
+from stratalog.tools.repair_actions import described
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 WITHOUT_THE_TOPIC = b'{"topicConfigTable":{"other":{"topicName":"other","readQueueNums":1,"writeQueueNums":1}}}'
+UNREADABLE = ("empty", "garbage")
+LACKING = ("gone", "older", "older copy only")
+"""States, see below, in which `topics.json` cannot be read, or has no entry for the topic."""
 Bytes = bytes | None
 
 
@@ -105,9 +110,19 @@ def test_every_message_is_served_whatever_is_left_of_the_topics(
             (root / SNAPSHOT).unlink(missing_ok=True)
         what = f"{way.__name__} {'damaged, crashed' if is_damaged else 'sound, closed'}"
         root = way(root, kind)
-        problems = [problem for problem in verify(root).problems if problem.part != "config"]
+        report = verify(root)
+        problems = [problem for problem in report.problems if problem.part != "config"]
         is_mended = not is_damaged or way in (_repair, _repair_to)
         assert not problems or not is_mended, (what, problems[:2])
+        lacking = [problem for problem in report.problems if "to be of type BatchCQ: its queues" in problem.expected]
+        if kind is BATCH and way in (_repair, _repair_to) and state not in UNREADABLE:
+            assert report.ok, what
+            assert not plan_repair(root).actions, what
+            assert Topics(root, Disk()).configs["batches"].queue_type == "BatchCQ", what
+            assert not state.startswith("older") or "other" in Topics(root, Disk()).configs, what
+        elif way is not _rebuild:
+            assert len(lacking) == (kind is BATCH and state in LACKING), what
+            assert all(problem.path == str(root / CONFIG / TOPICS) for problem in lacking)
         with kind.open(root, mode="r") as store:
             for key, known in expected.items():
                 found = {at: message for at, message in read_on(store.queue(*key))[0].items() if at in known}
@@ -137,7 +152,7 @@ def _batches(root: Path) -> None:
 @pytest.mark.parametrize("state", ["intact", "gone", "garbage", "older", "copy only", "older copy only"])
 @pytest.mark.parametrize("ends", ["closed", "killed"])
 def test_a_batch_queue_is_made_only_after_topics_json_tells_its_type(state: str, ends: str, tmp_path: Path) -> None:
-    """Where there is no such file, or none that can be read, none is written."""
+    """A file that cannot be read is not written."""
     root = tmp_path / "store"
     BATCH.made(root)
     file = root / CONFIG / TOPICS
@@ -156,17 +171,75 @@ def test_a_batch_queue_is_made_only_after_topics_json_tells_its_type(state: str,
         root = tmp_path / "copy"
     store.close()
     entry = Topics(root, Disk()).configs.get("batches")
-    if state in ("gone", "garbage"):
+    if state == "garbage":
         assert entry is None
-        assert not file.exists() or file.read_bytes() == before[file]
+        assert file.read_bytes() == before[file]
     else:
         assert entry is not None
         assert entry.attributes == {"queue.type": "BatchCQ"}
-        if state.startswith("older"):
+        if state in LACKING:
             assert entry.read_queue_count == entry.write_queue_count == 6
-            assert "other" in Topics(root, Disk()).configs
+            assert ("other" in Topics(root, Disk()).configs) == (state != "gone")
     with BATCH.open(root) as again:
         assert [m.body for m in again.queue("batches", queue.queue_id).read()][-2:] == [b"one", b"two"]
+
+
+def test_the_step_of_a_cut_topics_json_leads_to_one_with_the_batch_topics(tmp_path: Path) -> None:
+    _batches(tmp_path)
+    file = tmp_path / CONFIG / TOPICS
+    whole = file.read_bytes()
+    file.write_bytes(whole[:60])
+    (problem,) = verify(tmp_path).problems
+    assert "let `stratalog repair" in problem.next_step
+    plan = plan_repair(tmp_path)
+    assert not plan.actions
+    assert plan.unmended
+    with stratalog.open(tmp_path, mode="r") as store:
+        assert "let `stratalog repair" in str(store.topic_table.note)
+    file.unlink()
+    (action,) = plan_repair(tmp_path).actions
+    assert described(action) == "enter topics of type BatchCQ with queues into config/topics.json: batches"
+    assert repair(plan_repair(tmp_path)).ok
+    assert json.loads(file.read_bytes())["topicConfigTable"] == json.loads(whole)["topicConfigTable"]
+    assert not file.with_name(TOPICS + COPY).exists()
+
+
+def test_a_topic_that_was_deleted_is_not_entered_for_its_empty_directory(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, small=True) as store:
+        store.put("orders", b"one")
+    (tmp_path / BATCH_CONSUME_QUEUE / "deleted").mkdir(parents=True)
+    assert verify(tmp_path).ok
+    rebuild(tmp_path)
+    assert not (tmp_path / CONFIG / TOPICS).exists()
+
+
+def test_topics_of_any_name_and_queue_id_are_entered(tmp_path: Path) -> None:
+    """RocketMQ's store takes any text."""
+    for number, topic in enumerate(("some.topic", "other topic")):
+        (tmp_path / BATCH_CONSUME_QUEUE / topic / str((1 << 31) - 1 - number)).mkdir(parents=True)
+    (tmp_path / "commitlog").mkdir()
+    assert repair(plan_repair(tmp_path)).ok
+    configs = Topics(tmp_path, Disk()).configs
+    assert {name: config.read_queue_count for name, config in configs.items()} == dict.fromkeys(
+        ("some.topic", "other topic"), (1 << 31) - 1
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [TOPICS, TOPICS + COPY])
+def test_nothing_is_entered_over_a_directory(name: str, tmp_path: Path) -> None:
+    _batches(tmp_path)
+    (tmp_path / CONFIG / TOPICS).rename(tmp_path / "whole")
+    for other, content in ((TOPICS, WITHOUT_THE_TOPIC), (TOPICS + COPY, WITHOUT_THE_TOPIC)):
+        if other != name:
+            (tmp_path / CONFIG / other).write_bytes(content)
+    (tmp_path / CONFIG / name).mkdir()
+    plan = plan_repair(tmp_path)
+    assert not [action for action in plan.actions if action.kind == "enter"]
+    assert plan.unmended
+    rebuild(tmp_path)
+    (tmp_path / CONFIG / name).rmdir()
+    assert repair(plan_repair(tmp_path)).ok
+    assert "batches" in Topics(tmp_path, Disk()).configs
 
 
 def test_queues_in_the_trees_of_both_types_are_reported_and_a_rebuild_keeps_the_right_ones(tmp_path: Path) -> None:
@@ -174,7 +247,7 @@ def test_queues_in_the_trees_of_both_types_are_reported_and_a_rebuild_keeps_the_
     (tmp_path / CONFIG / TOPICS).unlink()
     shutil.copytree(tmp_path / BATCH_CONSUME_QUEUE / "batches", tmp_path / CONSUME_QUEUE / "batches")
     report = verify(tmp_path)
-    assert report.problem_count == 2
+    assert report.problem_count == 3
     assert "is of type BatchCQ" in str(report.problems[0])
     assert "stratalog repair" in report.problems[0].next_step
     rebuild(tmp_path)
@@ -243,6 +316,8 @@ def test_queues_that_are_all_gone_come_back_with_default_settings(
     assert is_opened or not verify(root).ok
     root = way(root, kind)
     assert verify(root).ok
+    assert not plan_repair(root).actions
+    assert kind is not BATCH or Topics(root, Disk()).configs["batches"].queue_type == "BatchCQ"
     with kind.open(root, mode="r") as store:
         for key, known in content.queues.items():
             assert read_on(store.queue(*key))[:2] == (known, [])

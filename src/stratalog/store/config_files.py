@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.layout.loosejson import TEXT_SIZE_MAX, Release, decode_loose_json, encode_loose_json
 from stratalog.store.disk import Disk
 
@@ -54,9 +54,10 @@ def read_config(directory: Path, name: str, disk: Disk) -> Config:
         return Config(spare, f"{main} {error or 'is missing'}: {copy.name} was read, the state before the last change")
     if error is None and spare_error in (None, _EMPTY):
         return Config({})
+    and_then = f", and let {command('repair', directory.parent)} enter topics of type BatchCQ" if name == TOPICS else ""
     raise CorruptData(
         f"neither {main} ({error or 'is missing'}) nor {copy} ({spare_error or 'is missing'}) can be read: restore one "
-        f"of them from a backup, or remove both to begin with an empty {name}",
+        f"of them from a backup, or remove both to begin with an empty {name}{and_then}",
         path=str(main),
     )
 

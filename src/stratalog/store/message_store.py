@@ -788,8 +788,8 @@ class MessageStore(Uncopied):
             )  # fmt: skip
 
     def enter_batch_topic(self, topic: str, queue_id: int) -> None:
-        """Before a put: enter a batch topic that its directory alone tells of into `topics.json`, where there is one.
-        RocketMQ knows the type of a topic from that file only. Raises as `create_topic` does."""
+        """Before a put: enter a batch topic that its directory alone tells of into `topics.json`, unless that cannot be
+        read. RocketMQ knows the type of a topic from that file only. Raises as `create_topic` does."""
         if self.topic_table.lacks(topic) and not self._disk.read_only:
             numbers = [number for name, number in list(self._dispatcher.queues) if name == topic]
             self.create_topic(topic, queues=1 + max([queue_id, *numbers]), queue_type="BatchCQ")

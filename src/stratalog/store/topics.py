@@ -5,7 +5,7 @@ Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
     topic in topics.json    queues below                             type
     --------------------    -------------------------------------    ------------------------
     yes                     any                                      what topics.json says
-    no                      batchconsumequeue/                       BatchCQ
+    no                      batchconsumequeue/                       BatchCQ; `verify` reports
     no                      batchconsumequeue/ and consumequeue/     BatchCQ; `verify` reports
     no                      consumequeue/, or none                   SimpleCQ
 
@@ -13,6 +13,9 @@ A directory of a topic without directories of queues counts below batchconsumequ
 consumequeue/. A record of one message looks the same in both types; a batch is only put to a topic of type BatchCQ. So
 `verify`, rebuild and repair hold the answer against the log: batches of a topic that topics.json calls SimpleCQ are
 reported and nothing is built of them; a topic with batches that is not in topics.json is built as of type BatchCQ.
+
+RocketMQ asks topics.json alone and does not load a store with queues in the tree of another type. So a topic of type
+BatchCQ without an entry gets one: from the next put to it, from rebuild and from repair.
 """
 
 from collections.abc import Mapping
@@ -24,7 +27,7 @@ from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
-from stratalog.store.config_files import TOPICS, read_config, write_config
+from stratalog.store.config_files import COPY, TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
 
 QueueType = Literal["SimpleCQ", "BatchCQ"]
@@ -84,7 +87,7 @@ class Topics:
         """Look again which topics have queues below batchconsumequeue/."""
         self._batch_by_tree = {
             topic for topic in filter(names.is_topic, self._disk.directories(self._root / names.BATCH_CONSUME_QUEUE))
-            if self._has_queues(names.BATCH_CONSUME_QUEUE, topic) or not self._has_queues(names.CONSUME_QUEUE, topic)
+            if self._queue_count(names.BATCH_CONSUME_QUEUE, topic) or not self._queue_count(names.CONSUME_QUEUE, topic)
         }  # fmt: skip
 
     def is_batch(self, topic: str) -> bool:
@@ -100,19 +103,36 @@ class Topics:
         return set(filter(self.is_batch, {*self._batch_by_tree, *self.configs}))
 
     def lacks(self, topic: str) -> bool:
-        """Whether there is a `topics.json` that can be read, and the topic is not in it."""
-        return topic not in self.configs and bool(self._value) and not self.damage
+        """Whether `topics.json` has no entry for a topic. False while it cannot be read."""
+        return topic not in self.configs and not self.damage
 
     def check_known(self, topic: str) -> None:
         """Raise `CorruptData` for a topic that has no queue yet while `topics.json` cannot be read: its type would be a
         guess."""
         trees = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE)
-        if self.damage and not any(self._has_queues(tree, topic) for tree in trees):
+        if self.damage and not any(self._queue_count(tree, topic) for tree in trees):
             raise self.damage
 
-    def _has_queues(self, tree: str, topic: str) -> bool:
-        found = self._disk.directories(self._root / tree / topic)
-        return any(names.queue_id_of(name) is not None for name in found)
+    def _queue_count(self, tree: str, topic: str) -> int:
+        """The highest queue id in a tree plus one; 0 without queues."""
+        found = map(names.queue_id_of, self._disk.directories(self._root / tree / topic))
+        return max((queue_id + 1 for queue_id in found if queue_id is not None), default=0)
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the file can be written: it can be read, and no directory is in its place or its copy's."""
+        return not self.damage and {TOPICS, TOPICS + COPY}.isdisjoint(
+            self._disk.directories(self._root / names.CONFIG)
+        )  # fmt: skip
+
+    def enter_batch_topics(self, *, now_ms: int, release: Release) -> None:
+        """Enter the topics with queues below batchconsumequeue/ that `topics.json` lacks, if it can be written."""
+        entries = {}
+        for topic in sorted(filter(self.lacks, self.batch_topics)):
+            if count := self._queue_count(names.BATCH_CONSUME_QUEUE, topic):
+                entries[topic] = _entry_of(topic, "BatchCQ", min(count, _QUEUE_COUNT_MAX - 1))
+        if entries and self.can_change:
+            self._enter(entries, now_ms, release)
 
     def create(self, name: str, *, queues: int, queue_type: QueueType, now_ms: int, release: Release) -> TopicConfig:
         """See `MessageStore.create_topic`."""
@@ -128,22 +148,24 @@ class Topics:
         if known and known.read_queue_count == known.write_queue_count == queues:
             return known
         there = self._table().get(name)
-        entry = {**there} if isinstance(there, dict) else _entry_of(name, queue_type)
-        entry["readQueueNums"] = entry["writeQueueNums"] = queues
+        entry = there if isinstance(there, dict) else _entry_of(name, queue_type, queues)
+        self._enter({name: {**entry, "readQueueNums": queues, "writeQueueNums": queues}}, now_ms, release)
+        return self.configs[name]
+
+    def _enter(self, entries: dict[str, dict[str, Any]], now_ms: int, release: Release) -> None:
         value = {
             **self._value,
             "dataVersion": _next_version(self._value.get("dataVersion"), now_ms),
-            "topicConfigTable": {**self._table(), name: entry},
+            "topicConfigTable": {**self._table(), **entries},
         }
         write_config(self._root / names.CONFIG, TOPICS, value, self._disk, release=release)
         self._value = value
-        config = self.configs[name] = _config_of(name, entry)
-        return config
+        self.configs |= {name: _config_of(name, entry) for name, entry in entries.items()}
 
     def _check_type(self, name: str, queue_type: QueueType) -> None:
         there = "BatchCQ" if self.is_batch(name) else "SimpleCQ"
         trees = (names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE)
-        is_known = name in self.configs or any(self._has_queues(tree, name) for tree in trees)
+        is_known = name in self.configs or any(self._queue_count(tree, name) for tree in trees)
         if is_known and there != queue_type:
             raise ConfigurationError(f"topic {name!r} is of type {there}, which cannot change to {queue_type}")
 
@@ -152,17 +174,17 @@ class Topics:
         return table if isinstance(table, dict) else {}
 
 
-def _entry_of(name: str, queue_type: QueueType) -> dict[str, Any]:
+def _entry_of(name: str, queue_type: QueueType, queues: int) -> dict[str, Any]:
     """A new topic as RocketMQ writes it: members sorted by name."""
     return {
         "attributes": {_QUEUE_TYPE: queue_type} if queue_type != "SimpleCQ" else {},
         "order": False,
         "perm": _READ_WRITE,
-        "readQueueNums": _QUEUE_COUNT_DEFAULT,
+        "readQueueNums": queues,
         "topicFilterType": "SINGLE_TAG",
         "topicName": name,
         "topicSysFlag": 0,
-        "writeQueueNums": _QUEUE_COUNT_DEFAULT,
+        "writeQueueNums": queues,
     }
 
 

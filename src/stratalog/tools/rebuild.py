@@ -239,6 +239,7 @@ def rebuild_locked(
             note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
             note_damages(root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end, sealed)
+            Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=settings.compatibility)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return rebuilt

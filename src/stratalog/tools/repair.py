@@ -18,6 +18,7 @@ from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk
 from stratalog.store.os_errors import refusing
 from stratalog.store.snapshot import is_ours, keep_ends
+from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links
 from stratalog.tools.rebuild import clear_staging, rebuild_locked
@@ -138,6 +139,9 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
             _restore_config(root, path, disk)
         elif action.kind == "remove":
             _remove(root, path, disk)
+        elif action.kind == "enter":
+            release = plan.settings.compatibility
+            Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=release)
         else:
             unqueued = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True).unqueued
     if plan.report.clean or rebuilds:

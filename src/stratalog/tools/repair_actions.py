@@ -8,7 +8,7 @@ from stratalog.tools.repair_fill import Cover, LostMessage
 from stratalog.tools.verify_files import BACKUP
 
 ActionKind = Literal[
-    "extend", "create", "trim", "away", "mend", "cover", "cut", "drop", "config", "remove", "rebuild"
+    "extend", "create", "trim", "away", "mend", "cover", "cut", "drop", "config", "remove", "rebuild", "enter"
 ]  # fmt: skip
 CHANGES_LOG = frozenset({"extend", "create", "trim", "away", "mend", "cover", "cut", "drop"})
 
@@ -73,6 +73,8 @@ def described(action: Action) -> str:
             return f"set {action.path} aside: it lies after the log's end"
         case "config":
             return f"restore {action.path} from {Path(action.path).name}{BACKUP}"
+        case "enter":
+            return f"enter topics of type BatchCQ with queues into {action.path}: {action.reason}"
         case "remove":
             return f"remove {action.path}: {action.reason}"
         case _:

@@ -19,6 +19,8 @@ rest of a damaged range                          bytes set aside, range covered 
 bytes after the log's end                        set aside and zeroed; messages that units still lead to leave
                                                  placeholders, so that no offset is given twice
 configuration unreadable, its backup readable    the backup takes its place
+topic of type BatchCQ without an entry in        entered, with as many queues as there are
+topics.json
 what a killed process left                       removed
 queues, index or checkpoint not as the log       rebuilt
 says or behind it, or the log was changed
@@ -42,6 +44,7 @@ from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_reco
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     COMMIT_LOG,
+    CONFIG,
     CONSUME_QUEUE,
     QUARANTINE,
     is_topic,
@@ -51,12 +54,14 @@ from stratalog.layout.names import (
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
+from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
+from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence, written_units
 from stratalog.tools.mending import claim_of
@@ -179,6 +184,8 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         sizes = rebuild_settings(settings, root)  # raises: nothing was changed yet
         log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
         plan.known_end = known_end(root, log, sizes, disk)
+    if report.batch_topics and Topics(root, disk).can_change:
+        plan.actions.append(Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(report.batch_topics))))
     return plan
 
 

@@ -13,6 +13,7 @@ from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import UNFINISHED, Disk
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.log_scan import misnamed_step
@@ -230,6 +231,11 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
             what, step = f"{fault}; {backup.name} is whole, the broker takes that", "`stratalog repair STORE` takes it"
         else:
             step = "restore the file, or move it away: the broker writes it anew"
+            if path.name == TOPICS and Topics(root, disk).batch_topics:
+                step = (
+                    "restore the file, or move it and its backup away and let `stratalog repair STORE` enter the "
+                    "topics of type BatchCQ"
+                )
             what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
         _add(report, path, "configuration that can be read", what, step, part="config")
 

@@ -40,7 +40,7 @@ from stratalog.store.topics import Topics
 from stratalog.tools.batches import SET_TYPE, batches_outside
 from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type, record_at
-from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -50,6 +50,7 @@ _REPAIR = (
     "let `stratalog repair STORE` decide: a record that follows may say a higher offset than it was given, and queues "
     "built again from that would leave out the messages between"
 )
+_ENTER = "let `stratalog repair STORE` enter it; as it is, RocketMQ does not load the store"
 
 
 class _QueueFiles:
@@ -382,6 +383,7 @@ class QueueCheck:
             if not self._is_misplaced(BATCH_CONSUME_QUEUE, topic, queue_id):
                 self._special.expect(topic, queue_id)
         self._special.finish()
+        self._look_for_entries()
 
     def _look_for_light(self, chunk: Chunk) -> None:
         found = first_light(chunk.file, chunk.positions, chunk.base_offset)
@@ -403,9 +405,19 @@ class QueueCheck:
             step = f"{SET_TYPE}. Then {REPAIR}; as it is, each batch is served as one message"
             self._report.add(Problem("files", str(self._root / CONFIG / TOPICS), 0, what, "SimpleCQ", step))
         else:
-            self._report.batch_topics.add(topic)
-            place = str(self._root / BATCH_CONSUME_QUEUE / topic)
-            self._report.add(Problem("files", place, 0, what, "no entry in topics.json, and no queues here", REPAIR))
+            self._report_no_entry("files", topic, what, REPAIR)
+
+    def _look_for_entries(self) -> None:
+        """Every batch topic with queues or messages must be in `topics.json`."""
+        found = {topic for topic, _ in (*self._names(BATCH_CONSUME_QUEUE), *self._row_of)}
+        topics = Topics(self._root, self._disk)  # a topic may have been created meanwhile
+        for topic in sorted(topic for topic in found if topics.is_batch(topic) and topics.lacks(topic)):
+            what = f"topic {topic} to be of type BatchCQ: its queues lie below {BATCH_CONSUME_QUEUE}/"
+            self._report_no_entry("config", topic, what, _ENTER)
+
+    def _report_no_entry(self, part: Part, topic: str, what: str, next_step: str) -> None:
+        self._report.batch_topics.add(topic)
+        self._report.add(Problem(part, str(self._root / CONFIG / TOPICS), 0, what, "no entry", next_step))
 
     def _is_misplaced(self, tree: str, topic: str, queue_id: int) -> bool:
         """Whether a queue is one of those that `is_of_other_type`; reported if it has files."""

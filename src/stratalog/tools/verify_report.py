@@ -71,7 +71,7 @@ class VerifyReport:
     problem_count: int = 0
     notes: list[str] = field(default_factory=list)
     batch_topics: set[str] = field(default_factory=set)
-    """Topics that are of type BatchCQ by their records alone."""
+    """Topics that are of type BatchCQ and that `topics.json` has no entry for."""
     light_queue: str = ""
     """A light queue by the records alone."""
     unreadable: list[str] = field(default_factory=list)
