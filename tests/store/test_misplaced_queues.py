@@ -146,11 +146,12 @@ def test_messages_of_a_queue_whose_directory_was_renamed_or_copied_stay_in_it(
                     if way is not just_opened:
                         again = plan_repair(found, settings=settings_of(kind))
                         assert (again.actions, again.lost) == ([], []), case
-                    assert set(Topics(found, Disk()).configs) <= {FEW}, case
+                    assert set(Topics(found, Disk()).configs) <= {FEW, target.name}, case
                     messages, ends = held(found, kind, is_whole=way is not just_opened)
                     if way is just_opened:
                         messages = {key: bodies for key, bodies in messages.items() if key in expected[0]}
-                        ends = {key: end for key, end in ends.items() if key in expected[1]}
+                    # Its newest message may be another queue's by damage: then that end must not be forgotten.
+                    ends = {key: end for key, end in ends.items() if key in expected[1]}
                     assert (messages, ends) == expected, case
                     shutil.rmtree(folder / "store")
 
@@ -162,7 +163,8 @@ def test_a_message_stays_where_it_is_when_its_units_file_was_moved_to_another_qu
         with kind.open(root) as store:
             for number in range(2 * QUEUE_FILE_UNITS + 1):
                 store.put("topic", b"%02d" % number * 20, queue_id=1 - number % 2)
-        expected = held(root, kind)
+        messages, ends = held(root, kind)
         newest = kind.files(root, ("topic", 1))[-1]
         newest.rename(kind.directory(root, ("topic", 0)) / newest.name)
-        assert held(repaired(root, kind), kind) == expected
+        ends["topic", 0] += 1  # its newest message may be another queue's by damage: its offset is not given again
+        assert held(repaired(root, kind), kind) == (messages, ends)
