@@ -402,14 +402,16 @@ def named_wrong(file: MappedFile) -> str:
 
 def refuse_misnamed(directory: Path) -> None:
     """Raise `CorruptData` for a file in the log's directory whose name is none of a log file, though its records say
-    which one it is, and that one is not there."""
+    which one it is, and the log lacks that one: in front of its first file, or later."""
     disk = PrivateDisk()
-    for name, size in disk.files(directory).items():
+    files = disk.files(directory)
+    begin = min((start for start in map(offset_of, files) if start is not None), default=0)
+    for name, size in files.items():
         if offset_of(name) is None and size:
             file = disk.map(directory / name)
             place, step = _place_of(file), named_wrong(file)
             file.close()
-            if place is not None and not (directory / offset_name(place)).exists():
+            if place is not None and place + size >= begin and offset_name(place) not in files:
                 raise CorruptData(step, path=str(directory / name))
 
 
