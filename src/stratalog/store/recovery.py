@@ -292,7 +292,7 @@ def recover(
             is_told = bool(last and leads_to_record(log, last))
         else:  # no crash tore that unit
             is_told = clean or dropped.record is not None
-        if is_told and queue.end_offset < one.given_end and not is_known:
+        if is_told and queue.end_offset < one.given_end <= queue_offset_limit(end) and not is_known:
             given = max(given, one.given_end)
             dispatcher.notes.append(
                 f"{queue.topic}/{queue.queue_id}: its newest unit led to a message that names another place. The "
