@@ -89,7 +89,7 @@ def gaps(torture: Torture, row: Row) -> None:
     for base in stores:
         with stratalog.open(base.root, mode="r", **base.settings) as store:
             assert not missing(base.wanted, in_queues(store)), f"{base.name} is no whole store"
-    for number in range(torture.count(130, 4_000)):
+    for number in range(torture.count(70, 4_000)):
         if torture.wants(number):
             chance = torture.chance("gaps", number)
             base = stores[number % len(stores)]

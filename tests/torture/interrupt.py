@@ -41,7 +41,7 @@ LARGE_FILES = {"mapped_file_size_commit_log": 8 << 20}
 """The next file is made ahead, on a thread."""
 BUSY = {"flush_interval_commit_log": 1, "flush_interval_consume_queue": 1, "beside": 3}
 HANG_S = 20.0
-SAMPLE = 5
+SAMPLE = 3
 LIGHT = ("%LMQ%a", "%LMQ%b")
 Key = tuple[str, int]
 
