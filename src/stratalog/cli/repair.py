@@ -88,14 +88,14 @@ def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, second
     if as_json:
         done = {"ok": report.ok, "seconds": round(seconds, 3), "records": report.record_count}
         left = [asdict(problem) for problem in report.problems]
-        show_json(_plan_json(plan) | done | {"placeholders": placeholder_count, "left": left})
+        notes = [*plan.report.notes, *report.notes]
+        show_json(_plan_json(plan) | done | {"placeholders": placeholder_count, "left": left, "notes": notes})
     else:
         held = f"{plan.whole_count:,} records" + (
             f" and {placeholder_count:,} placeholders" if placeholder_count else ""
         )
         print(f"\n{result}; {held} ({seconds_text(seconds)})")
-        if not report.ok:
-            show_problems(report, len(report.problems))
+        show_problems(report, len(report.problems))
 
 
 def rebuild(
@@ -159,6 +159,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
                 f"{counted(rebuilt.ahead_count, 'queue')} knew messages after the log's end, as after a crash: "
                 "their offsets are given again"
             )
+        if rebuilt.moved:
+            shown["moved"] = "; ".join(map(clean, rebuilt.moved))
     if "index" in rebuilt.parts:
         shown["index"] = f"{rebuilt.index_item_count:,} items"
     if rebuilt.bitmap_count:
@@ -170,7 +172,7 @@ def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
         "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
         "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count,
-        "aheadQueues": rebuilt.ahead_count, "units": rebuilt.unit_count,
+        "aheadQueues": rebuilt.ahead_count, "moved": rebuilt.moved, "units": rebuilt.unit_count,
         "indexItems": rebuilt.index_item_count,
         "bitmapsLost": rebuilt.bitmap_count,
         "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],

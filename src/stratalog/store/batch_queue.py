@@ -294,6 +294,13 @@ class BatchQueue:
         if units := lost_units(last, queue_offset):
             self.append(units)
 
+    def append_again(self, unit: tuple[int, ...], end: int) -> None:
+        """Write a unit that was dropped from the queue's end, which was `end` then."""
+        again = BATCH_UNIT.record._make(unit)
+        if self.newest() and self.end_offset < again.base_offset:
+            self.append(lost_units(self.newest(), again.base_offset))
+        self.append(BATCH_UNIT.pack(*unit))
+
     def truncate(self, commit_log_offset: int) -> None:
         """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
         the rest of the last one is zeroed."""

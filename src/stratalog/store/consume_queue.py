@@ -202,6 +202,11 @@ class ConsumeQueue:
             self.skip_to(queue_offset - 1, None)
         self.skip_to(queue_offset, place)
 
+    def append_again(self, unit: tuple[int, ...], end: int) -> None:
+        """Write a unit that was dropped from the queue's end, which was `end` then."""
+        self.skip_to(end - 1, None)
+        self.append(UNIT.pack(*unit))
+
     def _place_before_end(self) -> tuple[int, int] | None:
         """Log offset and size of the newest record that a unit leads to."""
         for queue_offset in range(self.end_offset - 1, self.first_offset - 1, -1):

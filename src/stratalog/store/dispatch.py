@@ -141,7 +141,7 @@ class Dispatcher:
         self.begins: dict[tuple[str, int], QueueBegin] = {}
         """Where queues begin, if their first units agree with the records."""
         self.displaced: set[int] = set()
-        """Log offsets of records that name a place which another message has, by its unit and its own fields."""
+        """Log offsets of records that name a place which they cannot have, by the units."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -263,7 +263,7 @@ class Dispatcher:
         """Leave out the displaced ones of the records found; returns how many stay."""
         is_displaced = np.isin(base + self._positions[:count], list(self.displaced))
         for number in np.flatnonzero(is_displaced).tolist():
-            self._leave_out(_place_of(self._record(file, number)), "another message has it")
+            self._leave_out(_place_of(self._record(file, number)), "by the units of its queue and of others")
         kept = np.flatnonzero(~is_displaced)
         for column in (self._positions, self._sizes):
             column[: len(kept)] = column[kept]

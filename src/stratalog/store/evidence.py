@@ -39,9 +39,10 @@ from stratalog.store.queue_set import UnitQueue
 
 
 class Torn(NamedTuple):
-    """What a unit was that was dropped: the queue's end with it; the whole record of its size that it leads to; whether
-    another message has the place that this record names."""
+    """A unit that was dropped, and the queue's end with it; the whole record of its size that it leads to; whether this
+    record names a place that it cannot have."""
 
+    unit: tuple[int, ...]
     end: int
     record: Record | None
     is_displaced: bool
@@ -172,9 +173,8 @@ def drop_torn(
                 )
                 return None
             record = leads_to_record(log, newest[1])
-            torn[queue] = Torn(
-                queue.end_offset, record, bool(record and _is_taken_place(log, dispatcher, queue, record))
-            )
+            is_displaced = record is not None and _is_displaced(log, dispatcher, queue, newest[0], record)
+            torn[queue] = Torn(newest[1], queue.end_offset, record, is_displaced)
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return torn
@@ -186,13 +186,16 @@ def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:
     return record if record and record.total_size == unit[1] else None
 
 
-def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, record: Record) -> bool:
-    """Whether another message has the place in another queue that a record names, by its unit and its own fields."""
-    other, number = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset
-    if other is None or other is queue or not other.first_offset <= number < other.end_offset:
+def _is_displaced(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, number: int, record: Record) -> bool:
+    """Whether a record that a queue's newest unit leads to names a place that it cannot have: further on in the queue,
+    or in another queue, where another message is, by its unit and its own fields."""
+    other, named = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset
+    if other is queue:
+        return named > number and queue.given_end(log.end_offset) == queue.end_offset
+    if other is None or not other.first_offset <= named < other.end_offset:
         return False
-    there = leads_to_record(log, other.unit(number))
-    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, number))
+    there = leads_to_record(log, other.unit(named))
+    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, named))
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:

@@ -227,7 +227,7 @@ def recover(
         for queue in queues:
             if live := live_begin(log, queue):
                 begins.setdefault((queue.topic, queue.queue_id), live)
-        newest = {queue: queue.last_unit() for queue in queues}
+        newest = {queue: queue.newest_units(1) for queue in queues}
         ends = {
             queue: _end_of(
                 queue,
@@ -289,7 +289,7 @@ def recover(
         given = max(given, gone.get(queue, 0))
         dropped, last = (torn or {}).get(queue), newest[queue]
         if dropped is None:
-            is_told = bool(last and leads_to_record(log, last))
+            is_told = bool(torn is not None and last and leads_to_record(log, last[0][1]))
         else:  # no crash tore that unit
             is_told = clean or dropped.record is not None
         if is_told and queue.end_offset < one.given_end <= queue_offset_limit(end) and not is_known:
@@ -302,17 +302,23 @@ def recover(
         if queue.end_offset < given:
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset
             is_gone, in_batches = given == gone.get(queue), isinstance(queue, BatchQueue)
-            if queue.last_unit() is None or is_gone or may_be_lost(lost_count, lost_size, in_batches=in_batches):
-                is_quiet = log.first_offset and not report.quarantined  # its messages expired
-                queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
-            else:
+            if not (queue.last_unit() is None or is_gone or may_be_lost(lost_count, lost_size, in_batches=in_batches)):
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
                     f"the log has room for; {queue.end_offset:,} does"
                 )
+            elif dropped and given == dropped.end and dropped.record and dropped.unit[0] < end:
+                # `repair` restores the message by its unit.
+                queue.append_again(dropped.unit, given)
+            else:
+                is_quiet = log.first_offset and not report.quarantined  # its messages expired
+                queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
     for queue in queues:
         queue.cut()
-    ahead = [one for queue, one in ends.items() if queue.end_offset < one.known_end]
+    ahead = [
+        one for queue, one in ends.items()
+        if queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end)
+    ]  # fmt: skip
     if ahead and not beside_writer:
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "

@@ -96,6 +96,9 @@ class Rebuilt:
     left_out: tuple[LeftOut, ...] = ()
     unqueued: str = ""
     """Which messages of the log are in no queue, though the old queues led to them or are lost."""
+    moved: tuple[str, ...] = ()
+    """Messages that are in another queue than before: the newest unit of the old one led there, the record names the
+    new one."""
     new_queue_count: int = 0
     """Queues without a directory before: their files were lost, or their topics deleted."""
     ahead_count: int = 0
@@ -196,13 +199,15 @@ def rebuild_locked(
                 path=str(root / names.COMMIT_LOG),
             )
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
+        moved = dict[QueueEnd, str]()
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
         ends: list[QueueEnd] = []
         if "queues" in parts:
             ends += _short_ends(root, staging, disk, sealed, log)
             ends += _gone_ends(root, disk)
-            ends += _moved_ends(root, staging, disk)
+            moved = dict(_moved_ends(root, staging, disk))
+            ends += moved
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
@@ -228,7 +233,7 @@ def rebuild_locked(
         rebuilt = replace(
             rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
             queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
-            ahead_count=ahead_count,
+            ahead_count=ahead_count, moved=tuple(moved.values()),
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
@@ -403,10 +408,10 @@ def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
                 yield QueueEnd(topic, queue_id, end, 0)
 
 
-def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[QueueEnd]:
-    """Ends of the queues built whose newest message, by the old units, is a record that names another queue now: its
-    offset was given. Where another of the newest units leads to another queue's record too, the files are that
-    queue's."""
+def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[tuple[QueueEnd, str]]:
+    """Ends of the queues built whose newest message, by the old units, is a record that names another place now: its
+    offset was given; and what to tell of it. Where another of the newest units leads to another queue's record too, the
+    files are that queue's."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
@@ -419,8 +424,15 @@ def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[QueueEnd]:
                 continue
             records = [(record_at(root, offset, disk), number) for number, offset, _ in newest]
             *own, is_own = (record and has_place(record, topic, queue_id, number) for record, number in records)
-            if records[-1][0] and not is_own and all(own):
-                yield QueueEnd(topic, queue_id, newest[-1][2], 0)
+            record, number = records[-1]
+            if record and not is_own and all(own):
+                text = (
+                    f"offset {number:,} of {topic}/{queue_id} led to the record at log offset "
+                    f"{record.commit_log_offset:,}, which says that it has offset {record.queue_offset:,} in "
+                    f"{record.topic.decode(errors='replace')}/{record.queue_id}, and is served there. If the queue was "
+                    "not renamed, the record is damaged"
+                )
+                yield QueueEnd(topic, queue_id, newest[-1][2], 0), text
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:

@@ -21,7 +21,7 @@ from stratalog.store.snapshot import is_ours, keep_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links
-from stratalog.tools.rebuild import clear_staging, rebuild_locked
+from stratalog.tools.rebuild import Rebuilt, clear_staging, rebuild_locked
 from stratalog.tools.repair_actions import Action, described, lost_json
 from stratalog.tools.repair_plan import RepairPlan, log_stamps, set_aside_name
 from stratalog.tools.verify import verify
@@ -59,27 +59,29 @@ def repair(
     inside = "Run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
     root = to or plan.root
     with refusing(what, inside):
-        unqueued = _mend(plan, to, clock_ns, step)
+        rebuilt = _mend(plan, to, clock_ns, step)
     with refusing(f"{root} cannot be verified", f"The repair is done: {command('verify', root)} checks it"):
         step("verify")
         report = verify(root, settings=plan.settings)
-    if unqueued:
-        report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", unqueued, _UNQUEUED_STEP))
+    if rebuilt and rebuilt.unqueued:
+        left_out = rebuilt.unqueued
+        report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", left_out, _UNQUEUED_STEP))
+    report.notes += rebuilt.moved if rebuilt else ()
     return report
 
 
-def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> str:
-    """Returns which messages are in no queue afterwards."""
+def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> Rebuilt | None:
+    """Returns what was built again, if anything was."""
     root = plan.root if to is None else _copied(plan.root, to, step)
-    unqueued, release = "", Disk().lock(root / LOCK)
+    rebuilt, release = None, Disk().lock(root / LOCK)
     try:
         if plan.actions:
-            unqueued = _act(root, plan, clock_ns, step)
+            rebuilt = _act(root, plan, clock_ns, step)
     finally:
         release()
     if to is not None:
         Disk().remove(root / UNFINISHED_COPY)
-    return unqueued
+    return rebuilt
 
 
 def check_target(source: Path, target: Path) -> None:
@@ -105,9 +107,9 @@ def _copied(source: Path, target: Path, step: Step) -> Path:
     return target
 
 
-def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
-    """Do the steps; returns which messages are in no queue afterwards."""
-    disk, unqueued = Disk(), ""
+def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt | None:
+    """Do the steps; returns what was built again, if anything was."""
+    disk, rebuilt = Disk(), None
     rebuilds = any(action.kind == "rebuild" for action in plan.actions)
     keep_ends(root, disk)
     if plan.report.clean or rebuilds:
@@ -143,10 +145,10 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> str:
             release = plan.settings.compatibility
             Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=release)
         else:
-            unqueued = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True).unqueued
+            rebuilt = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True)
     if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
-    return unqueued
+    return rebuilt
 
 
 def _remove(root: Path, path: Path, disk: Disk) -> None:

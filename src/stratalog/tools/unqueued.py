@@ -204,30 +204,18 @@ def _displaced(
     old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", *, with_light: bool
 ) -> Iterator[Offsets]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
-    are those that another queue leads to now if it led there before, at the same queue offset, or has the message that
-    follows; and those that a light queue still leads to."""
-    both = [
-        offsets[_is_at(numbers, offsets, new[key])] for key, (numbers, offsets, _) in old.items()
-        if key in new and not is_light(key[0])
-    ]  # fmt: skip
+    are those that another queue leads to now and has the message that follows; and those that a light queue still
+    leads to."""
     followed = [
         offsets[:-1][numbers[1:] == ends[:-1]] for (topic, _), (numbers, offsets, ends) in new.items()
         if not is_light(topic)
     ]  # fmt: skip
-    kept = np.unique(np.concatenate([np.empty(0, np.int64), *both, *followed]))
+    kept = np.sort(np.concatenate([np.empty(0, np.int64), *followed]))
     for key, (numbers, offsets, _) in old.items():
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
             yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if is_light(key[0]) else kept)]
-
-
-def _is_at(numbers: Offsets, offsets: Offsets, now: Led) -> NDArray[np.bool_]:
-    """Whether a queue leads from these queue offsets to these log offsets."""
-    order = np.argsort(now[0], kind="stable")
-    at = order[np.minimum(np.searchsorted(now[0][order], numbers), len(order) - 1)]
-    found: NDArray[np.bool_] = (now[0][at] == numbers) & (now[1][at] == offsets)
-    return found
 
 
 def _shrunk(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
@@ -247,8 +235,8 @@ def _is_covered(numbers: Offsets, led: Led) -> NDArray[np.bool_]:
 
 
 def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = None) -> "dict[QueueKey, Led]":
-    """Queue offsets and log offsets of each queue's units; queues without units are left out, and so are files that
-    contradict the queues `beside` them: they are another queue's."""
+    """Queue offsets and log offsets of each queue's units; queues without units are left out, and so are queues and
+    files that contradict the queues `beside` them: they are another queue's."""
     found: dict[QueueKey, Led] = {}
     led = [offsets for (topic, _), (_, offsets, _) in (beside or {}).items() if not is_light(topic)]
     elsewhere = np.sort(np.concatenate([np.empty(0, np.int64), *led]))
@@ -258,27 +246,32 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
             pieces = []
             for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
                 is_there = tags_codes != LOST_TAGS_CODE
-                ends = numbers + np.maximum(counts, 1)
-                piece = numbers[is_there], offsets[is_there], ends[is_there]
-                if not (beside and _contradicts(piece, beside.get((topic, queue_id)), elsewhere)):
-                    pieces.append(piece)
+                pieces.append((numbers[is_there], offsets[is_there], (numbers + np.maximum(counts, 1))[is_there]))
+            now = (beside or {}).get((topic, queue_id))
+            if now is not None:
+                is_own = not _contradicts(_joined(pieces), now, elsewhere)
+                pieces = [piece for piece in pieces if is_own and not _contradicts(piece, now, elsewhere)]
             if sum(len(numbers) for numbers, *_ in pieces):
-                numbers, offsets, ends = (np.concatenate(column) for column in zip(*pieces, strict=True))
-                found[topic, queue_id] = numbers, offsets, ends
+                found[topic, queue_id] = _joined(pieces)
     return found
 
 
-def _contradicts(piece: Led, now: Led | None, led: Offsets) -> bool:
-    """Whether a file of units leads elsewhere than the queue does now at over a quarter of the queue offsets that both
-    have: two light queues can share half of their messages. Where they have none in common, whether it leads to more
-    records that other queues have now (of all that are `led` to) than to the queue's own."""
-    if now is None:
-        return False
+def _joined(pieces: list[Led]) -> Led:
+    numbers, offsets, ends = (np.concatenate(column) for column in zip(_NONE, *pieces, strict=True))
+    return numbers, offsets, ends
+
+
+def _contradicts(piece: Led, now: Led, led: Offsets) -> bool:
+    """Whether units lead elsewhere than the queue does now at over a quarter of the queue offsets that both have, and
+    at more than one unless that is all: two light queues can share half of their messages. Where they have none in
+    common, whether they lead to more records that other queues have now (of all that are `led` to) than to the queue's
+    own."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
     if not len(mine):
         is_own = _is_among(piece[1], np.sort(now[1]))
         return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > int(np.count_nonzero(is_own))
-    return 4 * int(np.count_nonzero(piece[1][mine] != now[1][there])) > len(mine)
+    other_count = int(np.count_nonzero(piece[1][mine] != now[1][there]))
+    return (other_count > 1 and 4 * other_count > len(mine)) or other_count == len(mine)
 
 
 def _records(
