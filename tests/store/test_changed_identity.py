@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[int, int]] = {
     "queue id, nobody's": (QUEUE_ID, 0x04),
     "queue id, negative": (QUEUE_ID - 3, 0x80),
     "queue offset, one bit": (QUEUE_OFFSET, 0x02),
+    "queue offset, lowest bit": (QUEUE_OFFSET, 0x01),
     "queue offset, ahead": (QUEUE_OFFSET - 1, 0x80),
     "flags, prepared": (SYS_FLAG, 0x04),
     "flags, rolled back": (SYS_FLAG, 0x0C),
@@ -140,6 +141,36 @@ def test_the_only_message_of_a_queue_is_named_where_it_is_in_another_queue_now(
     reports = Reports()
     STEPS[steps](reports, kind, root, (topic, queue_id))
     assert any(f"{topic}/{queue_id}" in text for text in reports.texts)
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("state", STATES[:2])
+@pytest.mark.parametrize("live_count", [1, 2, 3, 5])
+@pytest.mark.parametrize("field", ["topic", "queue id, nobody's", "queue offset, one bit", "queue offset, lowest bit"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_where_retention_left_few_messages_the_first_one_is_served_in_its_place_or_named(
+    kind: Kind, field: str, live_count: int, state: str, steps: str, tmp_path: Path
+) -> None:
+    root, begin, key = tmp_path / "store", SIZES["mapped_file_size_commit_log"], kind.queues[0]
+    content = kind.made(root)
+    with kind.open(root) as store:
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        kind.fill(store, content, begin=40, count=2 * live_count)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    with kind.open(root):  # as retention leaves it
+        pass
+    for queue in kind.queues:
+        content.queues[queue] = {
+            number: known for number, known in content.queues[queue].items() if known.commit_log_offset >= begin
+        }
+    place = next(iter(content.queues[key].values())).commit_log_offset
+    change(root, place, field)
+    stop(root, state)
+    reports = Reports()
+    STEPS[steps](reports, kind, root, key)
+    check(kind, root, content, place, reports)
 
 
 def check(kind: Kind, root: Path, content: Content, changed: int, reports: Reports) -> None:
