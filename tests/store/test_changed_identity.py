@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[int, int]] = {
     "queue id, nobody's": (QUEUE_ID, 0x04),
     "queue id, negative": (QUEUE_ID - 3, 0x80),
     "queue offset, one bit": (QUEUE_OFFSET, 0x02),
+    "queue offset, none that can be": (QUEUE_OFFSET - 5, 0x01),
     "queue offset, lowest bit": (QUEUE_OFFSET, 0x01),
     "queue offset, ahead": (QUEUE_OFFSET - 1, 0x80),
     "flags, prepared": (SYS_FLAG, 0x04),
