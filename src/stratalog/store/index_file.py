@@ -117,9 +117,8 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
                 continue
             try:
                 most = max(_HOLE_SIZE_MAX, _HOLE_PER_BYTE * disk.blocks_size(mapped.path))
-                slot_count = (
-                    None if min(size, mapped.data_end) > most else _slot_count(mapped, IndexFile.header_of(mapped))
-                )
+                is_hole = size > most and mapped.data_end > most
+                slot_count = None if is_hole else _slot_count(mapped, IndexFile.header_of(mapped))
             finally:
                 if not disk.read_only:
                     mapped.close()
