@@ -37,6 +37,14 @@ from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
 
+RESTORE_LOG = (
+    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
+    "batchconsumequeue/, consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
+)
+_CLOCK_MARGIN_MS = 3000
+"""A 5.3 checkpoint knows times only; upstream goes back this much further."""
+_QUEUES_ASKED = 8
+
 
 class Torn(NamedTuple):
     """A unit that was dropped, and the queue's end with it; the whole record of its size that it leads to; whether this
@@ -46,15 +54,6 @@ class Torn(NamedTuple):
     end: int
     record: Record | None
     is_displaced: bool
-
-
-RESTORE_LOG = (
-    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
-    "batchconsumequeue/, consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
-)
-_CLOCK_MARGIN_MS = 3000
-"""A 5.3 checkpoint knows times only; upstream goes back this much further."""
-_QUEUES_ASKED = 8
 
 
 def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
@@ -76,8 +75,8 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
             raise CorruptData(
                 f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
                 f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
-                "right file back; or, to keep this one, move consumequeue/, batchconsumequeue/, index/ and checkpoint "
-                "away: they are built again from the log",
+                "right file back; or, to keep this one (if it is the queues' directories that were exchanged), move "
+                "consumequeue/, batchconsumequeue/, index/ and checkpoint away: they are built again from the log",
                 path=str(file.path),
                 position=0,
             )
