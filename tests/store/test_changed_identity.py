@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from store.kinds import BATCH, EXTENDED, LIGHT_KIND, PLAIN, SIZES, Content, Key, Kind, read_on
+from store.model import crash_copy
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.light import is_light
@@ -37,7 +38,7 @@ FIELDS: dict[str, tuple[int, int]] = {
     "flags, rolled back": (SYS_FLAG, 0x0C),
 }
 """Position of a byte in a record (-1: the first one of its topic), and the bits that change."""
-STATES = ["closed", "crashed", "crashed, no index"]
+STATES = ["closed", "crashed", "crashed, no index", "killed"]
 
 
 def change(root: Path, commit_log_offset: int, field: str) -> None:
@@ -54,9 +55,21 @@ def change(root: Path, commit_log_offset: int, field: str) -> None:
     path.write_bytes(data)
 
 
+def made(kind: Kind, root: Path, state: str) -> Content:
+    """A store, before what is done to it. A killed one has units that no checkpoint covers."""
+    if state != "killed":
+        return kind.made(root)
+    content = Content()
+    with kind.open(root.with_name("live")) as store:
+        kind.fill(store, content)
+        store.dispatch()
+        crash_copy(store, root)
+    return content
+
+
 def stop(root: Path, state: str) -> None:
     """How the store was stopped. Without its index all of the log is dispatched again."""
-    if state != "closed":
+    if state.startswith("crashed"):
         (root / ABORT).touch()
     if state == "crashed, no index":
         shutil.rmtree(root / INDEX)
@@ -97,6 +110,12 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
     "repair": lambda reports, kind, root, key: reports.repaired(kind, root),
     "open, repair": lambda reports, kind, root, key: (reports.opened(kind, root), reports.repaired(kind, root)),
     "put, repair": lambda reports, kind, root, key: (reports.opened(kind, root, key), reports.repaired(kind, root)),
+    "open, open": lambda reports, kind, root, key: (reports.opened(kind, root), reports.opened(kind, root)),
+    "open, put, repair": lambda reports, kind, root, key: (
+        reports.opened(kind, root),
+        reports.opened(kind, root, key),
+        reports.repaired(kind, root),
+    ),
     "open, rebuild": lambda reports, kind, root, key: (reports.opened(kind, root), reports.rebuilt(kind, root)),
     "rebuild": lambda reports, kind, root, key: reports.rebuilt(kind, root),
     "rebuild, repair": lambda reports, kind, root, key: (reports.rebuilt(kind, root), reports.repaired(kind, root)),
@@ -113,7 +132,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     kind: Kind, field: str, state: str, which: int, steps: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
-    content = kind.made(root)
+    content = made(kind, root, state)
     key = kind.queues[0]
     places = list(dict.fromkeys(known.commit_log_offset for known in content.queues[key].values()))
     change(root, places[which], field)
@@ -125,7 +144,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's"])
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
 def test_the_only_message_of_a_queue_is_named_where_it_is_in_another_queue_now(
@@ -183,6 +202,7 @@ def check(kind: Kind, root: Path, content: Content, changed: int, reports: Repor
             for number, known in expected.items():
                 if found.get(number) == known:
                     continue
+                assert not is_light(key[0]), f"{key} lacks {number}, which no head places"
                 assert known.commit_log_offset == changed, f"{key} lacks {number}, whose record is as it was put"
                 assert number not in found or found[number].body == b"new", f"{key} serves another at {number}"
                 assert number not in found, f"{key}: offset {number} was given again"

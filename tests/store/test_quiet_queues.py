@@ -10,7 +10,8 @@ import pytest
 from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, SIZES, Content, Kind, Known
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import ABORT, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
+from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
+from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.store import snapshot
 from stratalog.tools import rebuild as rebuilding
 from stratalog.tools.rebuild import rebuild
@@ -27,6 +28,17 @@ def zero(files: list[Path]) -> None:
         path.write_bytes(bytes(path.stat().st_size))
 
 
+def zero_newest(files: list[Path]) -> None:
+    """The newest unit only."""
+    size = BATCH_UNIT.size if files[0].parents[2].name == BATCH_CONSUME_QUEUE else UNIT.size
+    for path in reversed(files):
+        stored = path.read_bytes()
+        if count := len(stored.rstrip(b"\0")):
+            begin = (count - 1) // size * size
+            path.write_bytes(stored[:begin] + bytes(size) + stored[begin + size :])
+            return
+
+
 def cut(files: list[Path]) -> None:
     os.truncate(files[-1], files[-1].stat().st_size // 2)
 
@@ -41,7 +53,14 @@ def lose(files: list[Path]) -> None:
         path.unlink()
 
 
-DAMAGES = {"zeroed": zero, "cut": cut, "empty": empty, "lost": lose, "directory": lambda f: shutil.rmtree(f[0].parent)}
+DAMAGES = {
+    "zeroed": zero,
+    "newest zeroed": zero_newest,
+    "cut": cut,
+    "empty": empty,
+    "lost": lose,
+    "directory": lambda f: shutil.rmtree(f[0].parent),
+}
 
 
 def copied(root: Path) -> Path:
@@ -58,7 +77,7 @@ ROADS: dict[str, Callable[[Path], object]] = {
 }
 
 
-FEW = ("cut", "lost")
+FEW = ("newest zeroed", "cut", "lost")
 STOPS = ("clean", "killed while opening", "killed later")
 
 

@@ -1,6 +1,6 @@
 """A queue of a batch topic: 46-byte units that each cover one record, and as many messages as are in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from stratalog.store.queue_files import QueueFiles
 _SIZE = BATCH_UNIT.size
 _CHUNK_UNITS = 1024
 _NO_OLDEST = (-1, -1), 0
+_FOREVER = 2**63 - 1
 
 BatchUnits = np.ndarray[tuple[int], np.dtype[np.void]]
 
@@ -63,10 +64,12 @@ class BatchQueue:
             file_size=file_size,
             setting="mapper_file_size_batch_consume_queue",
         )
-        self._end = 0
+        self._end = self._old_end = 0
         self._oldest = _NO_OLDEST
         self.end_offset = 0
         self.is_damaged = False
+        self.is_kept: Callable[[Sequence[int]], bool] | None = None
+        """As that of a `ConsumeQueue`."""
 
     def load(self, *, only_newest_file: bool = False) -> None:
         """Find the files and the end of the sound units. Raises `CorruptData` for a file of another size."""
@@ -288,18 +291,43 @@ class BatchQueue:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
         record before, or to `place`, as those of a `ConsumeQueue`."""
         last = self.newest()
-        if last is None:
+        units = self.gap_units(last, queue_offset)
+        if last is None and not units:
             self.end_offset = max(self.end_offset, queue_offset - 1)
             last = BATCH_UNIT.record(*place, 0, 0, self.end_offset, 0, BATCH_COMPACTED_OFFSET, 0)
-        if units := lost_units(last, queue_offset):
+            units = lost_units(last, queue_offset)
+        if units:
             self.append(units)
 
-    def append_again(self, unit: tuple[int, ...], end: int) -> None:
-        """Write a unit that was dropped from the queue's end, which was `end` then."""
-        again = BATCH_UNIT.record._make(unit)
-        if self.newest() and self.end_offset < again.base_offset:
-            self.append(lost_units(self.newest(), again.base_offset))
-        self.append(BATCH_UNIT.pack(*unit))
+    def gap_units(self, last: Any, queue_offset: int, *, before: int = _FOREVER, ahead: int = 0) -> bytes:
+        """Units for the offsets between `last` (None: the queue's begin), `ahead` units after the end, and
+        `queue_offset`: old ones that stay, as those of a `ConsumeQueue`, and those of lost messages."""
+        units = b""
+        while old := self._old_unit(ahead + len(units) // _SIZE):
+            end, newest = (last.base_offset + last.batch_size, last.commit_log_offset) if last else (0, -1)
+            is_between = end <= old.base_offset < old.base_offset + old.batch_size <= queue_offset
+            if not (is_between and newest < old.commit_log_offset < before and self.is_kept and self.is_kept(old)):
+                break
+            units += (lost_units(last, old.base_offset) if last else b"") + BATCH_UNIT.pack(*old)
+            last = old
+        return units + (lost_units(last, queue_offset) if last else b"")
+
+    def _old_unit(self, ahead: int) -> Any:
+        """The unit that stood so many units after the end before the queue was rewound; None after the last."""
+        return self._unit(self._end + ahead) if self._end + ahead < self._old_end else None
+
+    def owns(self, unit: Any, queue_offset: int) -> bool:
+        """Whether a unit covers a queue offset and leads to a record of this queue that has it."""
+        if not unit.base_offset <= queue_offset < unit.base_offset + unit.batch_size:
+            return False
+        try:
+            return self._is_of(self._log.message(unit.commit_log_offset), unit)
+        except CorruptData:
+            return False
+
+    def old_unit(self, ahead: int) -> Any:
+        """The old unit so many units after the end, if old ones may be kept."""
+        return self._old_unit(ahead) if self.is_kept else None
 
     def truncate(self, commit_log_offset: int) -> None:
         """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,
@@ -312,15 +340,20 @@ class BatchQueue:
         if number <= self._first and self._first:
             self._end_at(number)
         elif number < self._end:
-            self._take_end(number)
+            self._rewind_to(number)
+
+    def drop_newest(self) -> None:
+        """Let the queue end before the last unit, as `rewind` does."""
+        self._rewind_to(self._end - 1)
+
+    def _rewind_to(self, number: int) -> None:
+        self._old_end = max(self._old_end, self._end)
+        self._take_end(number)
 
     def cut(self) -> None:
         """Drop what follows the end: later files are removed, the rest of the last one is zeroed."""
         self._end_at(self._end)
-
-    def drop_newest(self) -> None:
-        """Drop the last unit, and what follows it."""
-        self._end_at(self._end - 1)
+        self._old_end, self.is_kept = 0, None
 
     def _end_at(self, number: int) -> None:
         if self._files.cut(number * _SIZE):
@@ -335,7 +368,7 @@ class BatchQueue:
         """Let the record at that log offset in, the queue's first in the log. A queue that begins after it lost its
         front: all of it is removed, to be built again."""
         if self._end > self._first and self._unit(self._first).commit_log_offset > commit_log_offset:
-            begin, self._end, self.end_offset = self._first, 0, 0
+            begin, self._end, self.end_offset, self._old_end = self._first, 0, 0, 0
             self._oldest = _NO_OLDEST
             self._files.cut(begin * _SIZE)
 

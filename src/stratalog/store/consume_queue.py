@@ -1,6 +1,6 @@
 """One ConsumeQueue: 20-byte units that lead from a queue offset to the record in the log. Derived data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ _NO_OLDEST = (-1, -1), 0
 _CHUNK_UNITS = 1 << 16
 _NEAR_UNITS = 1024
 _FOREVER = 2**63 - 1
+IsOwn = Callable[[int, Sequence[int], int], bool]
 
 
 class ConsumeQueue:
@@ -38,8 +39,14 @@ class ConsumeQueue:
         )  # fmt: skip
         self._newest: tuple[int, tuple[int, int, int]] = -1, (0, 0, 0)
         self._oldest = _NO_OLDEST
+        self._old_end = 0
         self.end_offset = 0
         self.is_damaged = False
+        self.is_kept: Callable[[Sequence[int]], bool] | None = None
+        """While the queue is built again: whether an old unit may stay where the log has no record for the place."""
+        self.is_own: IsOwn | None = None
+        """While the queue is built again: whether the old unit at a queue offset leads to a record of that place, which
+        another record, at that log offset, claims too."""
 
     @property
     def directory(self) -> Path:
@@ -164,9 +171,31 @@ class ConsumeQueue:
         return hide_lost(self._files.read(first * UNIT.size, count * UNIT.size))
 
     def append(self, units: bytes | memoryview) -> None:
-        """Write units after the end."""
+        """Write units after the end. While the queue is built again, old ones stay that lead to records of their own
+        place; records that claim such a place are given to `is_own`."""
+        if self.is_own and self.end_offset < self._old_end:
+            units = self._with_old(units, self.is_own)
         self._files.write(self.end_offset * UNIT.size, units)
         self.end_offset += len(units) // UNIT.size
+
+    def _with_old(self, units: bytes | memoryview, is_own: IsOwn) -> bytes | memoryview:
+        now = np.frombuffer(units, UNIT.dtype)
+        places = self._old_places(len(now))
+        others = np.flatnonzero((now["commit_log_offset"][: len(places)] != places) & ~fillers(now[: len(places)]))
+        if not others.size:
+            return units
+        merged = now.copy()
+        for number in others.tolist():
+            old = self._old_unit(self.end_offset + number)
+            if old and is_own(self.end_offset + number, old, int(now[number]["commit_log_offset"])):
+                merged[number] = old
+        return merged.tobytes()
+
+    def _old_places(self, count: int) -> NDArray[np.int64]:
+        """Log offsets in the old units from the end on."""
+        count = min(count, self._old_end - self.end_offset)
+        stored = self._files.read(self.end_offset * UNIT.size, count * UNIT.size)
+        return np.frombuffer(stored, UNIT.dtype)["commit_log_offset"]
 
     def newest(self) -> tuple[int, int, int]:
         """The unit before the end as it is stored, filler or not; there must be one."""
@@ -177,23 +206,46 @@ class ConsumeQueue:
             self._newest = end, unit
         return unit
 
-    def skip_to(self, queue_offset: int, place: tuple[int, int] | None) -> None:
+    def skip_to(self, queue_offset: int, place: tuple[int, int] | None, *, before: int = _FOREVER) -> None:
         """Fill up to `queue_offset`: a new queue begins in the middle, or messages were lost.
 
         The unit of a lost message leads to the record before it; where there is none, to `place` (log offset and size).
-        Without one nothing was lost.
+        Without one nothing was lost. An old unit stays that leads to a record between its neighbours' and `before`: a
+        record was damaged, and the unit tells where it belongs.
         """
         position = queue_offset * UNIT.size
         begin = position - position % self.file_size
         if not self.end_offset and self._files.starts and self._files.begin != begin:
             self._files.cut(0)  # nothing of it is kept, and it begins elsewhere
+            self._old_end = 0
         if not self._files.starts:
             self._files.add(begin)
         self.end_offset = max(self.end_offset, self.first_offset)
-        place = self._place_before_end() or place
+        last = self._place_before_end()
+        place = last or place
+        while self.end_offset < queue_offset and (unit := self._old_unit(self.end_offset)):
+            if (last[0] if last else -1) < unit[0] < before and self.is_kept and self.is_kept(unit):
+                self.append(UNIT.pack(*unit))
+                last = place = unit[:2]
+            else:
+                self.append(UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER)
         filler = UNIT.pack(*place, LOST_TAGS_CODE) if place else FILLER
         while self.end_offset < queue_offset:
             self.append(filler * min(queue_offset - self.end_offset, 4096))
+
+    def _old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """The unit that stood there before the queue was rewound, as it was stored; None where there was none."""
+        return self._stored(queue_offset) if self.first_offset <= queue_offset < self._old_end else None
+
+    def leads_to(self, queue_offset: int, commit_log_offset: int) -> bool:
+        """Whether the unit of a queue offset leads to that log offset."""
+        return (
+            self.first_offset <= queue_offset < self.end_offset and self._stored(queue_offset)[0] == commit_log_offset
+        )
+
+    def old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """The old unit of that queue offset, if old ones may be kept."""
+        return self._old_unit(queue_offset) if self.is_kept else None
 
     def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. At least one unit says
@@ -201,11 +253,6 @@ class ConsumeQueue:
         if self.last_unit() is None:
             self.skip_to(queue_offset - 1, None)
         self.skip_to(queue_offset, place)
-
-    def append_again(self, unit: tuple[int, ...], end: int) -> None:
-        """Write a unit that was dropped from the queue's end, which was `end` then."""
-        self.skip_to(end - 1, None)
-        self.append(UNIT.pack(*unit))
 
     def _place_before_end(self) -> tuple[int, int] | None:
         """Log offset and size of the newest record that a unit leads to."""
@@ -251,8 +298,15 @@ class ConsumeQueue:
         """Let the queue end before the units of records at or after `commit_log_offset`. They stay in the files, until
         others are written over them or `cut` drops them: whoever kills this process meanwhile leaves a queue that can
         be read."""
-        queue_offset = self.offset_of(commit_log_offset)
+        self._rewind_to(self.offset_of(commit_log_offset))
+
+    def drop_newest(self) -> None:
+        """Let the queue end before the last unit, as `rewind` does."""
+        self._rewind_to(self.end_offset - 1)
+
+    def _rewind_to(self, queue_offset: int) -> None:
         if queue_offset < self.end_offset:
+            self._old_end = max(self._old_end, self.end_offset)
             self.end_offset = queue_offset if queue_offset > self.first_offset else 0
             self._newest = -1, (0, 0, 0)
             self._oldest = _NO_OLDEST
@@ -260,10 +314,7 @@ class ConsumeQueue:
     def cut(self) -> None:
         """Drop what follows the end: later files are removed, the rest of the last one is zeroed."""
         self._end_at(self.end_offset)
-
-    def drop_newest(self) -> None:
-        """Drop the last unit, and what follows it."""
-        self._end_at(self.end_offset - 1)
+        self._old_end, self.is_kept, self.is_own = 0, None, None
 
     def _end_at(self, queue_offset: int) -> None:
         if self._files.cut(queue_offset * UNIT.size):
@@ -275,7 +326,7 @@ class ConsumeQueue:
         """Let a message of that offset in, the queue's first in the log. A queue that begins after it lost its front:
         all of it is removed, to be built again."""
         if self.first_offset > queue_offset:
-            self.end_offset = 0
+            self.end_offset = self._old_end = 0
             self._newest = -1, (0, 0, 0)
             self._oldest = _NO_OLDEST
             self._files.cut(0)

@@ -27,7 +27,7 @@ from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.batch_queue import BatchQueue, lost_units
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
@@ -141,7 +141,7 @@ class Dispatcher:
         self.begins: dict[tuple[str, int], QueueBegin] = {}
         """Where queues begin, if their first units agree with the records."""
         self.displaced: set[int] = set()
-        """Log offsets of records that name a place which they cannot have, by the units."""
+        """Log offsets of records that name a place which another message has, by its unit and its own fields."""
         self.gap_count = 0
         """How often a record was ahead of its queue, which was filled up then."""
         self._by_row: list[UnitQueue | None] = []
@@ -204,7 +204,9 @@ class Dispatcher:
         next_offset = max(_next_of(queue), newest) if isinstance(queue, BatchQueue) else _next_of(queue)
         row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
         if isinstance(queue, ConsumeQueue):
-            self._table.rows[row][QUEUE_NEWS] = 1 + max(0, newest, queue.newest()[0] if queue.unit_count else 0)
+            last = queue.last_unit()  # a filler may lead to the record that comes next
+            news = 1 + max(0, newest, queue.newest()[0] if queue.unit_count else 0)
+            self._table.rows[row][QUEUE_NEWS] = max(news, last[0] + 2 if last else 0)
         return row
 
     def _leave_out(self, place: LeftOut, why: str) -> None:
@@ -215,6 +217,12 @@ class Dispatcher:
             f"log offset {offset:,}: offset {queue_offset:,} in {topic}/{queue_id} cannot be, {why}; the message is "
             "not in that queue"
         )
+
+    def displace(self, place: LeftOut, commit_log_offset: int) -> None:
+        """Leave out a record that claims a place; the record at that log offset has it."""
+        if self.left_out.pop((commit_log_offset, place.topic), None):
+            self.notes = [note for note in self.notes if not note.startswith(f"log offset {commit_log_offset:,}: ")]
+        self._leave_out(place, "another message has it")
 
     def _note(self, text: str) -> None:
         if len(self.notes) < NOTES_MAX:
@@ -244,7 +252,7 @@ class Dispatcher:
         file, position, stop, base = next(self._log.extents(offset, limit))
         count, position, status = scan(file.address, position, stop, base, TRUST, self._positions, self._sizes)
         if count and self.displaced:
-            count = self._pass_displaced(file, count, base)
+            count, position, status = self._before_displaced(file, count, base, position, status)
         if count:
             self._take(file, count, base)
         if status == ScanStatus.BLANK or (status == ScanStatus.END and file.size - position < FIXED_SIZE_V1):
@@ -259,15 +267,24 @@ class Dispatcher:
                 position=position,
             )
 
-    def _pass_displaced(self, file: MappedFile, count: int, base: int) -> int:
-        """Leave out the displaced ones of the records found; returns how many stay."""
-        is_displaced = np.isin(base + self._positions[:count], list(self.displaced))
-        for number in np.flatnonzero(is_displaced).tolist():
-            self._leave_out(_place_of(self._record(file, number)), "by the units of its queue and of others")
-        kept = np.flatnonzero(~is_displaced)
-        for column in (self._positions, self._sizes):
-            column[: len(kept)] = column[kept]
-        return len(kept)
+    def _before_displaced(
+        self, file: MappedFile, count: int, base: int, position: int, status: int
+    ) -> tuple[int, int, int]:
+        """How many of the records found come before a displaced one, where it begins, and that more follow. A displaced
+        one in front is left out of its queue; its light queues have it."""
+        found = np.flatnonzero(np.isin(base + self._positions[:count], list(self.displaced)))
+        if not len(found):
+            return count, position, status
+        first = int(found[0])
+        if first:
+            return first, int(self._positions[first]), ScanStatus.FULL
+        record = self._record(file, 0)
+        self._leave_out(_place_of(record), "another message has it")
+        if self._set.kind_of(_topic_of(record)) == QueueKind.LIGHT:
+            self._take_light_places(message_at(file.map, int(self._positions[0])), 0)
+            for row in list(self._waiting):
+                self._write_waiting(row)
+        return 0, int(self._positions[0] + self._sizes[0]), ScanStatus.FULL
 
     def _take(self, file: MappedFile, count: int, base: int) -> None:
         self._followed_size += int(self._sizes[:count].sum(dtype=np.int64))
@@ -313,21 +330,32 @@ class Dispatcher:
                 record = self._record(file, first)
                 self._register(_topic_of(record), record.queue_id, record.queue_offset, record.commit_log_offset)
             elif status == UnitStatus.BEHIND:
-                self._leave_out(_place_of(self._record(file, first)), "another message has it, or went past it")
+                place = _place_of(self._record(file, first))
+                queue = self.queues.get((place.topic, place.queue_id))
+                if not isinstance(queue, ConsumeQueue) or not queue.leads_to(place.queue_offset, place[0]):
+                    self._leave_out(place, "another message has it, or went past it")
                 first += 1
             elif status == UnitStatus.GAP:
                 record = self._record(file, first)
                 row = self._row_of[_topic_of(record), record.queue_id]
                 expected = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
-                contradicted = self._is_contradicted(file, first, record, expected)
+                queue = self._by_row[row]
+                old = queue.old_unit(expected) if isinstance(queue, ConsumeQueue) else None
+                contradicted = self._is_contradicted(file, first, record, expected, old[0] if old else -1)
                 if contradicted or not self._open_gap(row, first, record.commit_log_offset, record.queue_offset):
                     first += 1
         return first, status
 
-    def _is_contradicted(self, file: MappedFile, number: int, record: Record, expected: int) -> bool:
-        """Whether the next record of its queue has an offset that the queue still expects: then this one's is wrong."""
+    def _is_contradicted(self, file: MappedFile, number: int, record: Record, expected: int, old_place: int) -> bool:
+        """Whether the next record of its queue has an offset that the queue still expects, or where there is none, the
+        unit that stood there led to this record: then its offset is wrong."""
         following = next_of_queue(file, self._positions[number + 1 : self._count], record)
-        if following is None or not expected <= following <= record.queue_offset:
+        if following is None:
+            if old_place != record.commit_log_offset:
+                return False
+            self._leave_out(_place_of(record), f"its unit says {expected:,}")
+            return True
+        if not expected <= following <= record.queue_offset:
             return False
         self._leave_out(_place_of(record), f"the next message there has {following:,}")
         return True
@@ -336,22 +364,25 @@ class Dispatcher:
         """A record of a batch topic, or one that stands in light queues beside its own."""
         message = message_at(file.map, int(self._positions[number]))
         row = self._row_of[message.topic, message.queue_id]
-        offset = message.commit_log_offset
         if isinstance(self._by_row[row], BatchQueue):
             self._take_batch(row, message, file, number)
             return
-        places, problems = light_places(message.raw_properties, offset)
-        for problem in problems:
-            self._note(f"log offset {offset:,}: {problem}; its other queues have the message")
-        unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
-        for place in places:
-            self._take_light(place, number, offset, unit)
+        self._take_light_places(message, number)
         kind = self._table.rows[row][QUEUE_KIND]  # each time the table's own rows: a new queue may replace the array
         self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
         try:
             self._step(file, number, number + 1, base)
         finally:
             self._table.rows[row][QUEUE_KIND] = kind
+
+    def _take_light_places(self, message: Message, number: int) -> None:
+        offset = message.commit_log_offset
+        places, problems = light_places(message.raw_properties, offset)
+        for problem in problems:
+            self._note(f"log offset {offset:,}: {problem}; its other queues have the message")
+        unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
+        for place in places:
+            self._take_light(place, number, offset, unit)
 
     def _take_batch(self, row: int, message: Message, file: MappedFile, number: int) -> None:
         offset, queue = message.commit_log_offset, self._by_row[row]
@@ -369,13 +400,21 @@ class Dispatcher:
             place = LeftOut(offset, queue.topic, queue.queue_id, message.queue_offset)
             self._leave_out(place, f"the queue ends at {end:,}")
             return
-        if last and ahead > 0 and self._is_contradicted(file, number, self._record(file, number), end):
+        unit_count = len(waiting) // BATCH_UNIT.size
+        record, old = self._record(file, number), queue.old_unit(unit_count)
+        is_known = old is not None and old.commit_log_offset == offset
+        if is_known and old.base_offset == end != message.queue_offset:
+            self._leave_out(_place_of(record), f"its unit says {end:,}")
+            return
+        if old is not None and not is_known and queue.owns(old, message.queue_offset):
+            self._leave_out(_place_of(record), "another message has it")
+            return
+        if last and ahead > 0 and self._is_contradicted(file, number, record, end, -1):
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it is not served")
-        if last:
-            waiting += lost_units(last, message.queue_offset)
+        waiting += queue.gap_units(last, message.queue_offset, before=offset, ahead=unit_count)
         waiting += BATCH_UNIT.struct.pack(
             offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
             message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
@@ -444,7 +483,7 @@ class Dispatcher:
             is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
             is_lost = is_lost and self._table.rows[row][QUEUE_KIND] != QueueKind.SCHEDULE
             size = self._log.message(commit_log_offset).store_size
-            queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None)
+            queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None, before=commit_log_offset)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
 

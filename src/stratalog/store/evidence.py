@@ -47,10 +47,9 @@ _QUEUES_ASKED = 8
 
 
 class Torn(NamedTuple):
-    """A unit that was dropped, and the queue's end with it; the whole record of its size that it leads to; whether this
-    record names a place that it cannot have."""
+    """What a unit was that was dropped: the queue's end with it; the whole record of its size that it leads to; whether
+    another message has the place that this record names."""
 
-    unit: tuple[int, ...]
     end: int
     record: Record | None
     is_displaced: bool
@@ -149,8 +148,8 @@ def drop_torn(
     log: CommitLog, dispatcher: Dispatcher, damages: Sequence[Damage] = (), *, only_batches: bool
 ) -> dict[UnitQueue, Torn] | None:
     """Drop the newest unit of each queue where it does not agree with the log: it was written in part, or its record
-    was damaged since. Returns these queues; None when a queue's newest two do not agree: the queues are not of this
-    log.
+    was damaged since. It stays in the files until the queue is cut. Returns these queues; None when a queue's newest
+    two do not agree: the queues are not of this log.
 
     A unit that leads into one of the noted `damages` was written in full: its record was damaged later. `only_batches`
     says that the snapshot vouches for all other queues.
@@ -172,8 +171,8 @@ def drop_torn(
                 )
                 return None
             record = leads_to_record(log, newest[1])
-            is_displaced = record is not None and _is_displaced(log, dispatcher, queue, newest[0], record)
-            torn[queue] = Torn(newest[1], queue.end_offset, record, is_displaced)
+            is_displaced = record is not None and _is_taken_place(log, dispatcher, queue, record)
+            torn[queue] = Torn(queue.end_offset, record, is_displaced)
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return torn
@@ -185,16 +184,13 @@ def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:
     return record if record and record.total_size == unit[1] else None
 
 
-def _is_displaced(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, number: int, record: Record) -> bool:
-    """Whether a record that a queue's newest unit leads to names a place that it cannot have: further on in the queue,
-    or in another queue, where another message is, by its unit and its own fields."""
-    other, named = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset
-    if other is queue:
-        return named > number and queue.given_end(log.end_offset) == queue.end_offset
-    if other is None or not other.first_offset <= named < other.end_offset:
+def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, record: Record) -> bool:
+    """Whether another message has the place in another queue that a record names, by its unit and its own fields."""
+    other, number = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset
+    if other is None or other is queue or not other.first_offset <= number < other.end_offset:
         return False
-    there = leads_to_record(log, other.unit(named))
-    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, named))
+    there = leads_to_record(log, other.unit(number))
+    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, number))
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:

@@ -5,6 +5,7 @@ subscriptions a message matches. Those bits come from the broker's subscriptions
 rebuilt has none, as at a broker without such filters.
 """
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from stratalog.store.queue_files import QueueFiles
 
 _SIZE = EXTENSION_UNIT.size
 _LOOK_BACK_UNITS = 1 << 16
+_OLD_UNITS_MAX = 1 << 12
+"""So many units of a queue that is built again are remembered."""
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -130,6 +133,7 @@ class ExtendedQueue(ConsumeQueue):
         super().__init__(root, topic, queue_id, files, disk, file_size=file_size)
         self._log = log
         self._extends = extends
+        self._old = dict[int, tuple[int, int, int]]()
         self._extension = ExtensionFiles(root, topic, queue_id, files, disk, file_size=extension_file_size)
 
     def load(self, *, only_newest_file: bool = False) -> None:
@@ -184,9 +188,26 @@ class ExtendedQueue(ConsumeQueue):
         is_address = (codes <= EXTENSION_ADDRESS_MAX) & (units["size"] != FILLER_SIZE)
         return codes[np.flatnonzero(is_address)]
 
-    def rewind(self, commit_log_offset: int) -> None:
-        """Drop the units at once: what is built of the log has no bitmaps, so that old addresses would not fit it."""
-        self.truncate(commit_log_offset)
+    def _rewind_to(self, queue_offset: int) -> None:
+        """Drop the units at once: what is built of the log has no bitmaps, so that old addresses would not fit it. The
+        newest are remembered."""
+        if queue_offset < self.end_offset:
+            first = max(queue_offset, self.end_offset - _OLD_UNITS_MAX, self.first_offset)
+            with contextlib.suppress(CorruptData):
+                units = self.resolved(first, self.end_offset - first)
+                self._old.update(enumerate(UNIT.struct.iter_unpack(units), first))
+            self._end_at(queue_offset)
+
+    def _old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        return self._old.get(queue_offset)
+
+    def _old_places(self, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        none = (-1, 0, 0)
+        return np.array([self._old.get(self.end_offset + number, none)[0] for number in range(count)], np.int64)
+
+    def cut(self) -> None:
+        super().cut()
+        self._old.clear()
 
     def _end_at(self, queue_offset: int) -> None:
         super()._end_at(queue_offset)
@@ -195,6 +216,8 @@ class ExtendedQueue(ConsumeQueue):
 
     def append(self, units: bytes | memoryview) -> None:
         """Write units that hold tags codes; with an extension these move there and the units get its addresses."""
+        if self.is_own and self._old and self.end_offset + len(units) // UNIT.size > min(self._old):
+            units = self._with_old(units, self.is_own)
         if self._extends:
             found = np.frombuffer(units, UNIT.dtype).copy()
             mine = np.flatnonzero(~fillers(found))

@@ -250,7 +250,7 @@ class MessageStore(Uncopied):
         found, begin = self.recovery, self.recovery.scanned_from  # some before it may have been found again
         earlier = [damage for damage in damages if damage.begin < begin]
         found.quarantined = list({damage.begin: damage for damage in earlier + found.quarantined}.values())
-        passed = [one for one in left_out if one.commit_log_offset < begin]
+        passed = [one for one in left_out if untouched or one.commit_log_offset < begin]
         found.left_out = list(dict.fromkeys(passed + found.left_out))
         if self._disk.read_only:
             if found.quarantined and not beside_writer:

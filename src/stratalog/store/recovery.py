@@ -69,16 +69,19 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from stratalog.errors import command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.queue import is_filler
 from stratalog.layout.record import OFFSETS_END
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import (
     CHUNK_RECORDS,
     Dispatcher,
@@ -91,6 +94,7 @@ from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
     drop_torn,
+    has_place,
     leads_to_record,
     live_begin,
     queues_are_intact,
@@ -221,7 +225,7 @@ def recover(
         if index and not (intact and index.is_complete):
             begin = max(log.first_offset, min(start, index.resume_offset if intact else 0))
         # Where nothing was touched each queue is as it should be, and ten thousand need not be asked.
-        is_asked = not (untouched and intact) or begin < start or start == log.first_offset
+        is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
         begins = {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
         for queue in queues:
@@ -264,6 +268,10 @@ def recover(
         dispatcher.begins.update((key, one) for key, one in begins.items() if one.commit_log_offset < end)
         for queue in queues:
             queue.rewind(min(kept_end, end))
+            if torn is not None and not beside_writer:
+                queue.is_kept = partial(_leads_to_record, log, end)
+            if queue.is_kept and isinstance(queue, ConsumeQueue):
+                queue.is_own = partial(_is_own, log, dispatcher, queue)
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
     lacks_units = beside_writer and start > log.first_offset and dispatcher.gap_count > 0
     for queue in queues if lacks_units else ():  # the writer's queues lack units, and were filled up
@@ -289,7 +297,7 @@ def recover(
         given = max(given, gone.get(queue, 0))
         dropped, last = (torn or {}).get(queue), newest[queue]
         if dropped is None:
-            is_told = bool(torn is not None and last and leads_to_record(log, last[0][1]))
+            is_told = bool(last and leads_to_record(log, last[0][1]))
         else:  # no crash tore that unit
             is_told = clean or dropped.record is not None
         if is_told and queue.end_offset < one.given_end <= queue_offset_limit(end) and not is_known:
@@ -307,9 +315,6 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: a damaged unit said that offset {given:,} comes next, more than "
                     f"the log has room for; {queue.end_offset:,} does"
                 )
-            elif dropped and given == dropped.end and dropped.record and dropped.unit[0] < end:
-                # `repair` restores the message by its unit.
-                queue.append_again(dropped.unit, given)
             else:
                 is_quiet = log.first_offset and not report.quarantined  # its messages expired
                 queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
@@ -326,6 +331,21 @@ def recover(
             "and their offsets are given again"
         )
     return report
+
+
+def _leads_to_record(log: CommitLog, log_end: int, unit: Sequence[int]) -> bool:
+    return unit[0] < log_end and not is_filler(unit[1], unit[2]) and leads_to_record(log, unit) is not None
+
+
+def _is_own(
+    log: CommitLog, dispatcher: Dispatcher, queue: ConsumeQueue, queue_offset: int, unit: Sequence[int], claimed: int
+) -> bool:
+    """Whether a unit leads to a record that says the same; the one at log offset `claimed` is left out then."""
+    record = None if is_filler(unit[1], unit[2]) else leads_to_record(log, unit)
+    if record is None or not has_place(record, queue.topic, queue.queue_id, queue_offset):
+        return False
+    dispatcher.displace(LeftOut(claimed, queue.topic, queue.queue_id, queue_offset), unit[0])
+    return True
 
 
 def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int, *, clean: bool) -> dict[UnitQueue, int]:

@@ -206,7 +206,7 @@ def rebuild_locked(
         if "queues" in parts:
             ends += _short_ends(root, staging, disk, sealed, log)
             ends += _gone_ends(root, disk)
-            moved = dict(_moved_ends(root, staging, disk))
+            moved = dict(_moved_ends(root, staging, disk, rebuilt))
             ends += moved
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
@@ -233,7 +233,7 @@ def rebuild_locked(
         rebuilt = replace(
             rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
             queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
-            ahead_count=ahead_count, moved=tuple(moved.values()),
+            ahead_count=ahead_count, moved=tuple(filter(None, moved.values())),
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
         _seal_carried(staging, carried, disk, settings)
@@ -378,13 +378,16 @@ def _lost_ends(root: Path, staging: Path, disk: Disk, damages: Collection[Damage
 def _short_ends(
     root: Path, staging: Path, disk: Disk, sealed: Mapping[tuple[str, int], int], log: LogRange
 ) -> Iterator[QueueEnd]:
-    """Ends at the last clean stop that the queues built do not reach, of those that are not carried over: their files
-    were lost, or damage lets the log tell another queue of their messages."""
+    """Ends at the last clean stop that the queues built do not reach, nor those that are carried over: their files were
+    lost or damaged, or damage lets the log tell another queue of their messages."""
     for (topic, queue_id), end in sealed.items():
-        if written_end(staging, (topic, queue_id), disk) < end and not any(
+        if written_end(staging, (topic, queue_id), disk) >= end:
+            continue
+        is_carried = any(
             forgotten(root / tree / topic / str(queue_id), staging / tree / topic / str(queue_id), layout, log)[0]
             for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT))
-        ):
+        )
+        if not is_carried or written_end(root, (topic, queue_id), disk) < end:
             yield QueueEnd(topic, queue_id, end, end)
 
 
@@ -408,10 +411,10 @@ def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
                 yield QueueEnd(topic, queue_id, end, 0)
 
 
-def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[tuple[QueueEnd, str]]:
+def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iterator[tuple[QueueEnd, str]]:
     """Ends of the queues built whose newest message, by the old units, is a record that names another place now: its
-    offset was given; and what to tell of it. Where another of the newest units leads to another queue's record too, the
-    files are that queue's."""
+    offset was given; and what to tell of it, unless it is told as damage. Where another of the newest units leads to
+    another queue's record too, the files are that queue's."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
@@ -432,7 +435,10 @@ def _moved_ends(root: Path, staging: Path, disk: Disk) -> Iterator[tuple[QueueEn
                     f"{record.topic.decode(errors='replace')}/{record.queue_id}, and is served there. If the queue was "
                     "not renamed, the record is damaged"
                 )
-                yield QueueEnd(topic, queue_id, newest[-1][2], 0), text
+                is_served = names.is_topic(record.topic.decode(errors="replace")) and record.queue_id >= 0
+                is_served &= record.commit_log_offset < rebuilt.log_end
+                is_served &= not any(one.begin <= record.commit_log_offset < one.end for one in rebuilt.damages)
+                yield QueueEnd(topic, queue_id, newest[-1][2], 0), text if is_served else ""
 
 
 def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
