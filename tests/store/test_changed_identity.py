@@ -104,6 +104,9 @@ class Reports:
         if plan.actions:
             self.texts += repair(plan).notes
         assert not plan_repair(root).actions
+        killed = shutil.copytree(root, root.with_name("killed"), dirs_exist_ok=True)
+        (killed / ABORT).touch()
+        assert len(plan_repair(killed, settings=plan.settings).lost) <= len(plan.lost)
 
 
 STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {

@@ -414,6 +414,8 @@ class Dispatcher:
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it is not served")
+        if last and ahead > 0:
+            self._note_gap(queue, newest, end, message.queue_offset)
         waiting += queue.gap_units(last, message.queue_offset, before=offset, ahead=unit_count)
         waiting += BATCH_UNIT.struct.pack(
             offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
@@ -473,11 +475,8 @@ class Dispatcher:
             return False
         if queue_offset > queue.end_offset:
             self.gap_count += 1
-            if newest and newest[0] >= self._skipped_to:  # damage does not explain it
-                self._note(
-                    f"{queue.topic}/{queue.queue_id}: no record of the log has offset {queue.end_offset:,}"
-                    + (f" to {queue_offset - 1:,}" if queue_offset - 1 > queue.end_offset else "")
-                )
+            if newest:
+                self._note_gap(queue, newest[0], queue.end_offset, queue_offset)
             # Where the log is there from its beginning, what it does not have was lost, not removed. (A delayed message
             # is not led to before its turn: it would be delivered then.)
             is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
@@ -486,6 +485,12 @@ class Dispatcher:
             queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None, before=commit_log_offset)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
+
+    def _note_gap(self, queue: UnitQueue, newest: int, begin: int, end: int) -> None:
+        """Note that no record has the queue offsets [begin, end), unless damage after that log offset explains it."""
+        if newest >= self._skipped_to:
+            last = f" to {end - 1:,}" if end - 1 > begin else ""
+            self._note(f"{queue.topic}/{queue.queue_id}: no record of the log has offset {begin:,}{last}")
 
     def _may_fill(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         """Whether the filler units before an offset are in proportion to the log, all queues together."""

@@ -174,8 +174,10 @@ def rebuild(
 def rebuild_locked(
     root: Path, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
     progress: Callable[[Progress], None] | None = None, *, may_serve_less: bool = False,
+    mended: Collection[int] = (),
 ) -> Rebuilt:  # fmt: skip
-    """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`."""
+    """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`, and has
+    mended the records at some log offsets: what else led there was wrong."""
     refuse_links(root, but=(names.COMMIT_LOG,))
     refuse_misplaced(root)
     disk, staging = Disk(), root / names.STAGING
@@ -209,6 +211,10 @@ def rebuild_locked(
             moved = dict(_moved_ends(root, staging, disk, rebuilt))
             ends += moved
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
+            for key in _led_to_only(root, staging, disk, mended) if mended else ():
+                sealed.pop(key, None)
+                ends = [one for one in ends if (one.topic, one.queue_id) != key]
+            moved = {one: text for one, text in moved.items() if one in ends}
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
             _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
@@ -409,6 +415,21 @@ def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
                 end = max(end, int(ends.max(initial=0)))
             if 0 < _GONE_PER_LIVE * doubtful < gone_count and end <= queue_offset_limit(log_begin):
                 yield QueueEnd(topic, queue_id, end, 0)
+
+
+def _led_to_only(root: Path, staging: Path, disk: Disk, mended: Collection[int]) -> Iterator[tuple[str, int]]:
+    """Queues that led to nothing but mended records, and have none now: the records named them by damage."""
+    log_begin = _log_begin(root, disk)
+    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            led = [
+                offset
+                for _, offsets, *_, tags_codes in written_units(directory, layout, disk)
+                for offset in offsets[(offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE)].tolist()
+            ]
+            is_built = written_end(staging, (topic, queue_id), disk) > 0
+            if led and not is_built and all(offset in mended for offset in led):
+                yield topic, queue_id
 
 
 def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iterator[tuple[QueueEnd, str]]:

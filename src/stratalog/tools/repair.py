@@ -145,7 +145,8 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
             release = plan.settings.compatibility
             Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=release)
         else:
-            rebuilt = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True)
+            mended = {int(Path(one.path).name) + one.position for one in plan.actions if one.kind == "mend"}
+            rebuilt = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True, mended=mended)
     if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
     return rebuilt

@@ -214,7 +214,7 @@ def _displaced(
     for key, (numbers, offsets, _) in old.items():
         now = new.get(key) if with_light or not is_light(key[0]) else None
         if now is not None:
-            gone = ~_is_covered(numbers, now) & (numbers <= now[0].max() + 1)
+            gone = ~_is_covered(numbers, now) & (numbers <= now[2].max())
             yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if is_light(key[0]) else kept)]
 
 
