@@ -125,7 +125,7 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("which", [0, 9, -1], ids=["first", "middle", "newest"])
 @pytest.mark.parametrize("state", STATES)
@@ -145,7 +145,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     check(kind, root, content, places[which], reports)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's"])
@@ -166,7 +166,7 @@ def test_the_only_message_of_a_queue_is_named_where_it_is_in_another_queue_now(
     assert any(f"{topic}/{queue_id}" in text for text in reports.texts)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("live_count", [1, 2, 3, 5])
