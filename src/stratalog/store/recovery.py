@@ -43,6 +43,8 @@ The files as a whole are in one of these states; what is refused is refused befo
       not in the log's order                       message in the log, its units tell where the queue ends
     a newest unit that says something else than  it was written in part: it is built again
       its record
+    a unit that leads to a whole record, which   it stays, unless another record has its place: the record
+      names another place                          was damaged; reading names it, `repair` restores it
     a snapshot that is stale in any way          not trusted: the queues themselves are looked at (`snapshot`)
     an index header that its items deny, a       that file and later ones are built again
       wild count, or, in a file that somebody
