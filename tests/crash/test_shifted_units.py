@@ -74,3 +74,29 @@ def test_units_at_wrong_places_are_built_again(
                     assert found == content.queues[key]
         if mend != "r":
             assert verify(copy, settings=settings).ok
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("puts", [4, 2 * QUEUE_FILE_UNITS + 2])
+def test_one_unit_that_is_left_outvotes_no_record(kind: Kind, state: str, puts: int, tmp_path: Path) -> None:
+    """The newest one, in front: the log's records fit one another, and all are served at their offsets."""
+    root = tmp_path / "store"
+    content, key = kind.made(root, count=puts), kind.queues[0]
+    (root / SNAPSHOT).unlink(missing_ok=True)
+    units = b"".join(path.read_bytes() for path in kind.files(root, key)).rstrip(b"\0")
+    shift(kind, root, key, 0, -(-len(units) // kind.layout.size) - 1)
+    if state != "closed":
+        (root / ABORT).touch()
+    settings = StoreSettings().override({**SIZES, **kind.settings})
+    for mend in ("open", "rebuild", "repair"):
+        copy = shutil.copytree(root, tmp_path / mend)
+        if mend == "repair":
+            assert repair(plan_repair(copy, settings=settings)).ok
+        elif mend == "rebuild":
+            rebuild(copy, settings=settings)
+        for _ in range(2):
+            with kind.open(copy) as store:
+                for one in kind.queues:
+                    found, errors, _ = read_on(store.queue(*one))
+                    assert (found, errors) == (content.queues[one], [])

@@ -139,6 +139,25 @@ def test_its_offsets_are_never_given_again(
     assert verify(used).ok
 
 
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+@pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
+@pytest.mark.parametrize("stop", STOPS[:2])
+def test_a_sibling_s_file_in_the_place_of_its_own_does_not_give_its_offsets_again(
+    kind: Kind, road: str, stop: str, tmp_path: Path
+) -> None:
+    root, content = tmp_path / "store", Content()
+    end = filled(kind, root, content)
+    if stop != "clean":
+        (root / ABORT).write_bytes(OWN_MARK)
+    for path in kind.files(root, kind.queues[1]):
+        path.write_bytes(kind.files(root, kind.queues[0])[-1].read_bytes())
+    ROADS[road](root)
+    for _ in range(2):
+        with kind.open(root) as store:
+            assert store.queue(*kind.queues[1]).max_offset >= end
+            assert list(store.queue(*kind.queues[0]).read())
+
+
 def max_offset(kind: Kind, root: Path) -> int:
     with kind.open(root) as store:
         assert list(store.queue(*kind.queues[0]).read())
