@@ -303,7 +303,7 @@ class BatchQueue:
         """Units for the offsets between `last` (None: the queue's begin), `ahead` units after the end, and
         `queue_offset`: old ones that stay, as those of a `ConsumeQueue`, and those of lost messages."""
         units = b""
-        while old := self._old_unit(ahead + len(units) // _SIZE):
+        while old := self.old_unit(ahead + len(units) // _SIZE):
             end, newest = (last.base_offset + last.batch_size, last.commit_log_offset) if last else (0, -1)
             is_between = end <= old.base_offset < old.base_offset + old.batch_size <= queue_offset
             if not (is_between and newest < old.commit_log_offset < before and self.is_kept and self.is_kept(old)):
@@ -312,9 +312,11 @@ class BatchQueue:
             last = old
         return units + (lost_units(last, queue_offset) if last else b"")
 
-    def _old_unit(self, ahead: int) -> Any:
-        """The unit that stood so many units after the end before the queue was rewound; None after the last."""
-        return self._unit(self._end + ahead) if self._end + ahead < self._old_end else None
+    def old_unit(self, ahead: int) -> Any:
+        """The unit that stood so many units after the end before the queue was rewound; None after the last, or where
+        no old unit may stay."""
+        is_there = self.is_kept is not None and self._end + ahead < self._old_end
+        return self._unit(self._end + ahead) if is_there else None
 
     def owns(self, unit: Any, queue_offset: int) -> bool:
         """Whether a unit covers a queue offset and leads to a record of this queue that has it."""
@@ -324,10 +326,6 @@ class BatchQueue:
             return self._is_of(self._log.message(unit.commit_log_offset), unit)
         except CorruptData:
             return False
-
-    def old_unit(self, ahead: int) -> Any:
-        """The old unit so many units after the end, if old ones may be kept."""
-        return self._old_unit(ahead) if self.is_kept else None
 
     def truncate(self, commit_log_offset: int) -> None:
         """Drop the units of records at or after `commit_log_offset`, and what follows the end: later files are removed,

@@ -186,7 +186,7 @@ class ConsumeQueue:
             return units
         merged = now.copy()
         for number in others.tolist():
-            old = self._old_unit(self.end_offset + number)
+            old = self.old_unit(self.end_offset + number)
             if old and is_own(self.end_offset + number, old, int(now[number]["commit_log_offset"])):
                 merged[number] = old
         return merged.tobytes()
@@ -223,7 +223,7 @@ class ConsumeQueue:
         self.end_offset = max(self.end_offset, self.first_offset)
         last = self._place_before_end()
         place = last or place
-        while self.end_offset < queue_offset and (unit := self._old_unit(self.end_offset)):
+        while self.end_offset < queue_offset and (unit := self.old_unit(self.end_offset)):
             if (last[0] if last else -1) < unit[0] < before and self.is_kept and self.is_kept(unit):
                 self.append(UNIT.pack(*unit))
                 last = place = unit[:2]
@@ -233,19 +233,17 @@ class ConsumeQueue:
         while self.end_offset < queue_offset:
             self.append(filler * min(queue_offset - self.end_offset, 4096))
 
-    def _old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """The unit that stood there before the queue was rewound, as it was stored; None where there was none."""
-        return self._stored(queue_offset) if self.first_offset <= queue_offset < self._old_end else None
+    def old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """The unit that stood there before the queue was rewound, as it was stored; None where there was none, or where
+        no old unit may stay."""
+        is_there = self.is_kept is not None and self.first_offset <= queue_offset < self._old_end
+        return self._stored(queue_offset) if is_there else None
 
     def leads_to(self, queue_offset: int, commit_log_offset: int) -> bool:
         """Whether the unit of a queue offset leads to that log offset."""
         return (
             self.first_offset <= queue_offset < self.end_offset and self._stored(queue_offset)[0] == commit_log_offset
         )
-
-    def old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """The old unit of that queue offset, if old ones may be kept."""
-        return self._old_unit(queue_offset) if self.is_kept else None
 
     def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. At least one unit says

@@ -198,8 +198,8 @@ class ExtendedQueue(ConsumeQueue):
                 self._old.update(enumerate(UNIT.struct.iter_unpack(units), first))
             self._end_at(queue_offset)
 
-    def _old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        return self._old.get(queue_offset)
+    def old_unit(self, queue_offset: int) -> tuple[int, int, int] | None:
+        return self._old.get(queue_offset) if self.is_kept else None
 
     def _old_places(self, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         none = (-1, 0, 0)

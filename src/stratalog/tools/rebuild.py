@@ -422,13 +422,14 @@ def _led_to_only(root: Path, staging: Path, disk: Disk, mended: Collection[int])
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            led = [
-                offset
-                for _, offsets, *_, tags_codes in written_units(directory, layout, disk)
-                for offset in offsets[(offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE)].tolist()
-            ]
-            is_built = written_end(staging, (topic, queue_id), disk) > 0
-            if led and not is_built and all(offset in mended for offset in led):
+            if written_end(staging, (topic, queue_id), disk):
+                continue
+            led = other = 0
+            for _, offsets, *_, tags_codes in written_units(directory, layout, disk):
+                inside = offsets[(offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE)]
+                led += len(inside)
+                other += int(np.count_nonzero(~np.isin(inside, list(mended))))
+            if led and not other:
                 yield topic, queue_id
 
 
