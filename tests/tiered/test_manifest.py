@@ -166,6 +166,26 @@ def test_many_writers_commit_every_batch_once(manifest: Manifest, backend: Posix
     assert min(ends) >= 20, "a writer whose batch was already there was content with it"
 
 
+@pytest.mark.parametrize("count", [0, 3, 99, 100])
+@pytest.mark.parametrize("more", [2, 101])
+def test_entries_that_others_commit_during_a_load_are_no_gap(
+    manifest: Manifest, backend: PosixBackend, count: int, more: int
+) -> None:
+    class Meanwhile(PosixBackend):
+        due = True
+
+        def list(self, prefix: str) -> list[str]:
+            if self.due:
+                self.due = False
+                filled(manifest, more)
+            return super().list(prefix)
+
+    filled(manifest, count)
+    loaded = Manifest(Meanwhile(backend.root), manifest.cluster, manifest.broker).load()
+    assert loaded == manifest.load()
+    assert loaded.next_sequence == count + more
+
+
 @pytest.mark.parametrize(("count", "missing"), [(10, 9 - 1), (10, 0), (120, 100), (150, 101), (60, 20)])
 def test_a_missing_entry_is_noticed_and_named(
     manifest: Manifest, backend: PosixBackend, count: int, missing: int

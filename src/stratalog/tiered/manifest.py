@@ -86,7 +86,15 @@ class Manifest:
         start = self._newest_checkpoint()
         state = TierState(self.cluster, self.broker) if start is None else self._read_checkpoint(start)
         state = self.refresh(state)
-        self._refuse_gap(state.next_sequence)
+        while self._is_followed(state.next_sequence):
+            begin = state.next_sequence
+            state = self.refresh(state)  # others may have committed meanwhile
+            if state.next_sequence == begin:
+                raise CorruptData(
+                    "this manifest entry is missing, later ones exist; restore it from a copy, or set the _stratalog "
+                    "directory aside and open the tier again: its state is then rebuilt from the segments",
+                    path=self.entry_path(begin),
+                )
         return state
 
     def refresh(self, state: TierState) -> TierState:
@@ -147,19 +155,13 @@ class Manifest:
             low, high = (middle, high) if there(middle) else (low, middle)
         return low * CHECKPOINT_INTERVAL
 
-    def _refuse_gap(self, missing: int) -> None:
-        """Raise when entries lie after one that is missing."""
+    def _is_followed(self, missing: int) -> bool:
+        """Whether later entries exist than one that was not there."""
         following = (missing // CHECKPOINT_INTERVAL + 1) * CHECKPOINT_INTERVAL
         path = self.entry_path(missing)
         cut = len(path) - len(".json") - _INTERVAL_DIGITS
-        later = [name for name in self._backend.list(path[:cut]) if name > path]
-        if later or self._backend.size(self.entry_path(following)) is not None:
-            raise CorruptData(
-                f"this manifest entry is missing, later ones exist (first {later[0] if later else following}); restore "
-                "it from a copy, or set the _stratalog directory aside and open the tier again: its state is then "
-                "rebuilt from the segments",
-                path=path,
-            )
+        later = any(name > path for name in self._backend.list(path[:cut]))
+        return later or self._backend.size(self.entry_path(following)) is not None
 
     def _follow(self, state: TierState, entry: ManifestEntry) -> TierState:
         path = self.entry_path(state.next_sequence)
