@@ -17,6 +17,7 @@ _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)|\x1b.?|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
 )
 """Terminal sequences: CSI (colours, cursor), OSC and other strings (titles, links), lone escapes."""
+_NAMED_MAX = 3
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that show nothing, or change how a terminal shows the rest (bidirectional overrides)."""
 
@@ -72,6 +73,41 @@ def counted(count: int, noun: str) -> str:
 def before_log(count: int) -> str:
     """Messages that queues name and the log does not reach back to."""
     return f"{counted(count, 'message')} in front of the log's first file: removed by retention, or lost with a file"
+
+
+def offsets_text(places: Iterable[tuple[str, int, int, int]]) -> str:
+    """Queues and their offsets, given in order as (topic, queue id, first, end); a few of each."""
+    queues: dict[tuple[str, int], list[list[int]]] = {}
+    for topic, queue_id, first, end in places:
+        ranges = queues.setdefault((topic, queue_id), [])
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
+        else:
+            ranges.append([first, end])
+    named = [f"{clean(topic)}/{queue_id} at {_ranges_text(ranges)}" for (topic, queue_id), ranges in queues.items()]
+    more = f"; and {len(named) - _NAMED_MAX:,} more queues" if len(named) > _NAMED_MAX else ""
+    return "; ".join(named[:_NAMED_MAX]) + more
+
+
+def _ranges_text(ranges: list[list[int]]) -> str:
+    named = [f"{begin:,}" + (f" to {end - 1:,}" if end - begin > 1 else "") for begin, end in ranges]
+    more = f" and {len(named) - _NAMED_MAX:,} more ranges" if len(named) > _NAMED_MAX else ""
+    return ", ".join(named[:_NAMED_MAX]) + more
+
+
+def missing_text(missing: Sequence[tuple[str, int, int, int]]) -> str:
+    """Queue offsets that no record has, as a report names them."""
+    count = sum(end - first for _, _, first, end in missing)
+    return (
+        f"{counted(count, 'queue offset')} without a record, and no damage explains it: {offsets_text(sorted(missing))}"
+    )
+
+
+def missing_json(missing: Sequence[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
+    """The same for a program."""
+    return [
+        {"topic": topic, "queueId": queue_id, "begin": first, "end": end} for topic, queue_id, first, end in missing
+    ]
 
 
 def seconds_text(seconds: float) -> str:

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import before_log, clean, complain, counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.output import (
+    before_log,
+    clean,
+    complain,
+    counted,
+    missing_json,
+    missing_text,
+    offsets_text,
+    pairs,
+    seconds_text,
+    show_json,
+    size_text,
+    tell,
+)
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, given_path, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
@@ -28,7 +41,6 @@ stratalog rebuild data/store --yes
 stratalog rebuild data/store --index --yes           # the index only"""
 
 _LISTED_MAX = 10
-_NAMED_MAX = 3
 _STILL_DAMAGED = 1
 YesFlag = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only the plan is shown.")]
 
@@ -201,6 +213,7 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "savedFromRocketMQ": plan.behind_count,
         "lostMessages": plan.lost_count,
         "lost": [lost_json(message) for message in plan.lost],
+        "missing": missing_json(plan.missing),
         "unplaced": plan.unplaced_count,
         "beforeTheLog": plan.gone_count,
         "logReached": plan.known_end or plan.report.log_end,
@@ -225,7 +238,10 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if size:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:
-        shown["lost"] = _lost_text(plan)
+        places = ((lost.topic, lost.queue_id, lost.queue_offset, lost.end) for lost in sorted(plan.lost))
+        shown["lost"] = f"{counted(plan.lost_count, 'message')}: {offsets_text(places)}"
+    if plan.missing:
+        shown["missing"] = missing_text(plan.missing)
     if plan.known_end:
         shown["cut short"] = (
             f"the log reached offset {plan.known_end:,} and ends at {report.log_end:,}: of the messages between them "
@@ -251,23 +267,3 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
         print(f"  … and {len(plan.actions) - _LISTED_MAX:,} more (--json lists all)")
     if not acting:
         print("\nnothing was changed: add --to DIR --yes to mend a copy, or --in-place --yes")
-
-
-def _lost_text(plan: "RepairPlan") -> str:
-    """How many messages are lost, and of which queues."""
-    queues: dict[tuple[str, int], list[list[int]]] = {}
-    for message in sorted(plan.lost):
-        ranges = queues.setdefault((message.topic, message.queue_id), [])
-        if ranges and ranges[-1][1] == message.queue_offset:
-            ranges[-1][1] = message.end
-        else:
-            ranges.append([message.queue_offset, message.end])
-    named = [f"{clean(topic)}/{queue_id} at {_ranges_text(ranges)}" for (topic, queue_id), ranges in queues.items()]
-    more = f"; and {len(named) - _NAMED_MAX:,} more queues" if len(named) > _NAMED_MAX else ""
-    return f"{counted(plan.lost_count, 'message')}: {'; '.join(named[:_NAMED_MAX])}{more}"
-
-
-def _ranges_text(ranges: list[list[int]]) -> str:
-    named = [f"{begin:,}" + (f" to {end - 1:,}" if end - begin > 1 else "") for begin, end in ranges]
-    more = f" and {len(named) - _NAMED_MAX:,} more ranges" if len(named) > _NAMED_MAX else ""
-    return ", ".join(named[:_NAMED_MAX]) + more

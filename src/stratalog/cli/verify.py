@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratalog.cli.output import before_log, clean, complain, counted, pairs, seconds_text, show_json, size_text
+from stratalog.cli.output import (
+    before_log,
+    clean,
+    complain,
+    counted,
+    missing_json,
+    missing_text,
+    pairs,
+    seconds_text,
+    show_json,
+    size_text,
+)
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
-from stratalog.errors import StratalogError
+from stratalog.errors import StratalogError, command
 
 if TYPE_CHECKING:
     from stratalog.tools.verify_report import VerifyReport
@@ -51,7 +62,9 @@ def verify(
         raise typer.Exit(UNREADABLE) from None
     seconds = time.perf_counter() - begin
     if as_json:
-        show_json({"ok": report.ok, "seconds": round(seconds, 3)} | asdict(report))
+        show_json(
+            {"ok": report.ok, "seconds": round(seconds, 3)} | asdict(report) | {"missing": missing_json(report.missing)}
+        )
     else:
         print(summary(report, seconds))
         show_problems(report, limit)
@@ -73,6 +86,8 @@ def summary(report: "VerifyReport", seconds: float) -> str:
             f"{report.units_behind:,} units and {report.index_items_behind:,} index items are not written yet: "
             "the store is open, or was not closed; opening it for writing adds them"
         )
+    if report.missing:
+        rows["missing"] = f"{missing_text(report.missing)}; {command('repair', report.root)} looks for the records"
     if report.gone_count:
         rows["before it"] = before_log(report.gone_count)
     rows["result"] = "no problem" if report.ok else counted(report.problem_count, "problem")

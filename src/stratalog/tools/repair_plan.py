@@ -28,7 +28,8 @@ says or behind it, or the log was changed
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -100,6 +101,8 @@ class RepairPlan:
     """Records that are restored."""
     lost: list[LostMessage] = field(default_factory=list)
     """Messages that cannot be read and that are known by topic, queue and offset."""
+    missing: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Topic, queue id and offsets [first, end) that no record has, restored or lost, though no damage explains it."""
     gone_count: int = 0
     """Messages before the log's first file that queues still name: removed by retention, or with a lost file."""
     unplaced_count: int = 0
@@ -164,7 +167,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         )
     is_known = settings.commit_log_file_size in (given, noted_sizes(root, disk).get("mapped_file_size_commit_log"))
     actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_known)
-    if report.damages or report.torn_size or not report.clean or not report.ok:
+    if report.damages or report.torn_size or report.missing or not report.clean or not report.ok:
         _LogPlan(plan).make()
     else:
         repaired = _made_by_repairs(root, disk)
@@ -326,7 +329,25 @@ class _LogPlan:
             else:
                 left += self._plan_cover(damage, lost)
         plan.lost = sorted([*plan.lost, *found.displaced])
+        plan.missing = list(self._missing(evidence))
         plan.actions.sort(key=lambda action: action.kind == "cover")  # until then the ranges say what was lost
+
+    def _missing(self, evidence: Evidence) -> Iterator[tuple[str, int, int, int]]:
+        """What `verify` found missing, but for the places of records that are restored and of those that are lost."""
+        known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for message in self._plan.lost:
+            for topic, queue_id, number in message.all_places:
+                known[topic, queue_id].append((number, message.end if topic == message.topic else number + 1))
+        for topic, queue_id, first, end in self._plan.report.missing:
+            queue = evidence.queue(topic, queue_id)
+            low, high = np.searchsorted(queue.ends, first, "right"), np.searchsorted(queue.numbers, end)
+            there = zip(queue.numbers[low:high].tolist(), queue.ends[low:high].tolist(), strict=True)
+            for begin, stop in sorted([*known[topic, queue_id], *there]):
+                if first < min(begin, end):
+                    yield topic, queue_id, first, min(begin, end)
+                first = max(first, stop)
+            if first < end:
+                yield topic, queue_id, first, end
 
     def _look(self, evidence: Evidence) -> tuple[list[Damage], Damage, int, int]:
         """Take all files; returns the damages in order, the tail, where its bytes end, and the log's begin."""

@@ -26,7 +26,7 @@ from stratalog.layout.names import (
     offset_of,
     queue_id_of,
 )
-from stratalog.layout.queue import UNIT, fillers, is_extension_address, is_filler
+from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers, is_extension_address, is_filler
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
@@ -63,6 +63,7 @@ class _QueueFiles:
     ) -> None:  # fmt: skip
         file_size = settings.consume_queue_file_size
         self.directory = root / CONSUME_QUEUE / topic / str(queue_id)
+        self.key = topic, queue_id
         self.name = f"{topic}/{queue_id}"
         self._units_per_file = file_size // UNIT.size
         self._files: dict[int, MappedFile] = {}
@@ -234,6 +235,8 @@ class QueueCheck:
         if not (begin and is_later and self._leads_to_own(topic, record.queue_id, begin)):
             begin = None
         first = begin.queue_offset if begin else first
+        if files and not begin:
+            self._report.add_missing_in_front(*files.key, first, record.commit_log_offset)
         row = self._table.add(topic, record.queue_id, first, kind=kind)
         self._table.rows[row][QUEUE_NEWS] = begin.commit_log_offset + 1 if begin else 0
         self._row_of[topic, record.queue_id] = row
@@ -358,6 +361,8 @@ class QueueCheck:
                 )  # fmt: skip
                 return False
             stored = queue.files.units(queue.next, queue_offset - queue.next)
+            newest = int(queue.files.units(queue.next - 1, 1)["commit_log_offset"][0]) if queue.next else None
+            self._report.add_missing(*queue.files.key, queue.next, queue_offset, newest)
             known = fillers(stored) | self._is_damaged(stored)
             for number in np.flatnonzero(~known).tolist():
                 self._add(
@@ -450,7 +455,10 @@ class QueueCheck:
         for low, high in queue.files.ranges():
             for first, end in ((low, min(high, queue.first)), (max(low, queue.next), high)):
                 if first < end:
-                    self._check_unclaimed(queue.files, first, queue.files.units(first, end - first))
+                    stored = queue.files.units(first, end - first)
+                    self._check_unclaimed(queue.files, first, stored)
+                    if first >= queue.next:
+                        self._report_lost(queue.files, first, stored)
 
     def _check_unclaimed(self, files: _QueueFiles, first: int, stored: Units) -> None:
         report = self._report
@@ -467,6 +475,15 @@ class QueueCheck:
             known[lost] = True
         for number in np.flatnonzero(~known).tolist():
             self._add(files, first + number, "nothing, the log has no such message", _told(stored[number]))
+
+    def _report_lost(self, files: _QueueFiles, first: int, stored: Units) -> None:
+        """Units of lost messages after a queue's newest message. (Elsewhere the next record tells.)"""
+        lost = np.flatnonzero(
+            (stored["tags_code"] == LOST_TAGS_CODE) & (stored["commit_log_offset"] >= self._report.log_begin)
+        )
+        if lost.size:
+            newest = int(stored["commit_log_offset"][lost[0]])
+            self._report.add_missing(*files.key, first + int(lost[0]), first + int(lost[-1]) + 1, newest)
 
     def _is_damaged(self, stored: Units) -> NDArray[np.bool_]:
         return self._report.are_in_damage(stored["commit_log_offset"]) & (stored["size"] > 0)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import with_store
+from stratalog.layout.message import FIXED_SIZE_V1
 from stratalog.store.disk import SMALL_FILE_SIZE_MAX, MappedFile, OpenFile, PrivateDisk
 from stratalog.store.os_errors import next_step
 from stratalog.store.recovery import Damage
@@ -64,6 +65,8 @@ class VerifyReport:
     """Messages before the log's first file that queues still name: removed by retention, or lost with a file."""
     deleted_count: int = 0
     """Messages of topics that were deleted and created again: the queues begin after them."""
+    missing: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Topic, queue id and offsets [first, end) that no record has, though no damage of the log explains it."""
     units_behind: int = 0
     index_items_behind: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -119,6 +122,18 @@ class VerifyReport:
             found = f"{what}, where the log has no message any more (it ends at {self.log_end:,})"
             step = "restore the newest files of commitlog/ before the store is opened for writing, which drops this"
             self.add(Problem(part, path, position, "nothing after the end of the log", found, step))
+
+    def add_missing(self, topic: str, queue_id: int, first: int, end: int, newest: int | None) -> None:
+        """Offsets [first, end) of a queue have no record; the one before them stands at log offset `newest`, if there
+        is one."""
+        if first < end and not any(damage.end > (newest or 0) for damage in self.damages):
+            self.missing.append((topic, queue_id, first, end))
+
+    def add_missing_in_front(self, topic: str, queue_id: int, end: int, commit_log_offset: int) -> None:
+        """The first record of a queue stands there and has that offset. A later log may have had those before it, and
+        where this one has no room for them an earlier log had."""
+        if not self.log_begin and end <= commit_log_offset // FIXED_SIZE_V1:
+            self.add_missing(topic, queue_id, 0, end, None)
 
     def in_damage(self, commit_log_offset: int) -> bool:
         """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""

@@ -17,7 +17,7 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
 from stratalog.layout.message import Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT, fillers
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import QueueBegin, may_be_lost
@@ -42,7 +42,7 @@ class _Expected:
         self.units = bytearray()
         self.begin: QueueBegin | None = None
         self.end = self.newest = 0
-        """Of a batch queue: the offset after the last unit's, and that unit's log offset."""
+        """The queue offset after the last unit's, and that unit's log offset."""
 
 
 class SpecialQueues:
@@ -85,7 +85,7 @@ class SpecialQueues:
                 )
             )  # fmt: skip
             return
-        queue.end, queue.newest = record.queue_offset + size, record.commit_log_offset
+        self._take_gap((topic, record.queue_id), queue, record.queue_offset, record.queue_offset + size, record)
         queue.numbers.append(len(queue.numbers))
         queue.units += BATCH_UNIT.pack(
             record.commit_log_offset, record.total_size, _tags_code(record), record.store_timestamp,
@@ -104,8 +104,17 @@ class SpecialQueues:
         if self._is_deleted(queue, queue_offset, record):
             return
         if not queue.numbers or queue_offset > queue.numbers[-1]:
+            self._take_gap((topic, LIGHT_QUEUE_ID), queue, queue_offset, queue_offset + 1, record)
             queue.numbers.append(queue_offset)
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
+
+    def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
+        """The next record of a queue has the offsets [first, end)."""
+        if queue.numbers:
+            self._report.add_missing(*key, queue.end, first, queue.newest)
+        else:
+            self._report.add_missing_in_front(*key, first, record.commit_log_offset)
+        queue.end, queue.newest = end, record.commit_log_offset
 
     def _is_deleted(self, queue: _Expected, queue_offset: int, record: Record) -> bool:
         """Whether a record is of an earlier topic of the queue's name."""
@@ -128,18 +137,18 @@ class SpecialQueues:
         report = self._report
         for (topic, queue_id), queue in sorted(self._queues.items()):
             counts = report.queue_count, report.unit_count, report.units_behind, report.gone_count
-            found = self._compare(f"{topic}/{queue_id}", queue)
+            found = self._compare((topic, queue_id), queue)
             if found and report.is_live:  # a writer may have been writing there: what is wrong is so twice
                 report.queue_count, report.unit_count, report.units_behind, report.gone_count = counts
                 places = {(problem.path, problem.position) for problem in found}
-                again = self._compare(f"{topic}/{queue_id}", queue)
+                again = self._compare((topic, queue_id), queue)
                 found = [problem for problem in again if (problem.path, problem.position) in places]
             for problem in found:
                 report.add(problem)
 
-    def _compare(self, name: str, queue: _Expected) -> list[Problem]:
+    def _compare(self, key: tuple[str, int], queue: _Expected) -> list[Problem]:
         """A unit is found by what it says, so of a queue with a file that cannot be read nothing can be told."""
-        report, layout = self._report, queue.layout
+        report, layout, name = self._report, queue.layout, f"{key[0]}/{key[1]}"
         self._found: list[Problem] = []
         stored, places = self._stored(queue)
         if report.is_unreadable_in(queue.directory):
@@ -185,7 +194,21 @@ class SpecialQueues:
                 self._add(queue, places[at], what, str(stored[at]))
         if layout is BATCH_UNIT:
             self._check_run(name, queue, stored, places)
+        if not report.is_live:
+            self._report_lost(key, queue, stored, places)
         return self._found
+
+    def _report_lost(self, key: tuple[str, int], queue: _Expected, stored: Units, places: Any) -> None:
+        """Units of lost messages after a queue's newest message. (Elsewhere the next record tells.)"""
+        firsts, counts = places // queue.layout.size, np.ones(len(stored), np.int64)
+        if queue.layout is BATCH_UNIT:
+            firsts, counts = stored["base_offset"].astype(np.int64), stored["batch_size"].astype(np.int64)
+        newest, end = stored["commit_log_offset"], queue.end
+        lost = (stored["tags_code"] == LOST_TAGS_CODE) & (newest >= self._report.log_begin) & (firsts >= end)
+        if lost.any():
+            self._report.add_missing(
+                *key, int(firsts[lost].min()), int((firsts + counts)[lost].max()), int(newest[lost].min())
+            )
 
     def _check_run(self, name: str, queue: _Expected, stored: Units, places: Any) -> None:
         """A batch queue's units follow each other without a hole, in the file and in the queue, and lost messages are
