@@ -715,7 +715,7 @@ class Oracle:
         unknown = {key for key in missing - gone if not self._is_known(key, put, served)}
         contested = {key for key in missing - gone - unknown if put[key] in self.contested}
         # The one that is served in the place of another leaves its own place empty: reported, it stands for the other.
-        told = plan.unplaced_count + sum(put.get(key) in misplaced for key in lost)
+        told = len(plan.unplaced) + sum(put.get(key) in misplaced for key in lost)
         assert len(contested) <= told, f"of {sorted(contested)} {told} are reported"
         silent = {key for key in missing - gone - unknown - contested if put[key] not in misplaced}
         known = {key for key in silent if put[key] not in self.ambiguous}

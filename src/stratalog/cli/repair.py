@@ -163,9 +163,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     if "queues" in rebuilt.parts:
         shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
         if rebuilt.new_queue_count:
-            shown["new"] = (
-                f"{counted(rebuilt.new_queue_count, 'queue')} without a directory before: lost, or deleted topics"
-            )
+            what = counted(rebuilt.new_queue_count, "queue")
+            shown["new"] = f"{what} without a directory before: lost, not written yet, or of deleted topics"
         if rebuilt.ahead_count:
             shown["lost"] = (
                 f"{counted(rebuilt.ahead_count, 'queue')} knew messages after the log's end, as after a crash: "
@@ -178,6 +177,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     if rebuilt.bitmap_count:
         shown["lost"] = f"{counted(rebuilt.bitmap_count, 'filter bitmap')}: a broker makes them for new messages only"
     print(pairs(shown | {"time": seconds_text(seconds)}))
+    for note in rebuilt.notes:
+        print(f"  note: {clean(note)}")
 
 
 def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
@@ -187,6 +188,7 @@ def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
         "aheadQueues": rebuilt.ahead_count, "moved": rebuilt.moved, "units": rebuilt.unit_count,
         "indexItems": rebuilt.index_item_count,
         "bitmapsLost": rebuilt.bitmap_count,
+        "notes": rebuilt.notes,
         "damages": [{"begin": damage.begin, "end": damage.end} for damage in rebuilt.damages],
     }  # fmt: skip
 
@@ -214,7 +216,10 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "lostMessages": plan.lost_count,
         "lost": [lost_json(message) for message in plan.lost],
         "missing": missing_json(plan.missing),
-        "unplaced": plan.unplaced_count,
+        "unplaced": [
+            {"logOffset": one[0], "topic": one.topic, "queueId": one.queue_id, "queueOffset": one.queue_offset}
+            for one in plan.unplaced
+        ],
         "beforeTheLog": plan.gone_count,
         "logReached": plan.known_end or plan.report.log_end,
         "cannotBeMended": plan.unmended,
@@ -247,9 +252,10 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
             f"the log reached offset {plan.known_end:,} and ends at {report.log_end:,}: of the messages between them "
             "only those named as lost are known, and keep their queue offsets"
         )
-    if plan.unplaced_count:
-        what = counted(plan.unplaced_count, "whole record")
-        shown["unplaced"] = f"{what}, set aside: the place in a queue that it names is another record's, or cannot be"
+    if plan.unplaced:
+        what = counted(len(plan.unplaced), "whole record")
+        named = offsets_text((one.topic, one.queue_id, one.queue_offset, one.queue_offset + 1) for one in plan.unplaced)
+        shown["unplaced"] = f"{what}, set aside: the place that it names is another record's, or cannot be: {named}"
     if plan.gone_count:
         shown["before it"] = before_log(plan.gone_count)
     print(pairs(shown))

@@ -409,12 +409,13 @@ class Dispatcher:
         if old is not None and not is_known and queue.owns(old, message.queue_offset):
             self._leave_out(_place_of(record), "another message has it")
             return
-        if last and ahead > 0 and self._is_contradicted(file, number, record, end, -1):
+        if ahead > 0 and self._is_contradicted(file, number, record, end, -1):
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it is not served")
-        if last and ahead > 0:
+        is_lost = not self._log.first_offset and message.queue_offset <= offset // FIXED_SIZE_V1
+        if ahead > 0 and (last or is_lost):
             self._note_gap(queue, newest, end, message.queue_offset)
         waiting += queue.gap_units(last, message.queue_offset, before=offset, ahead=unit_count)
         waiting += BATCH_UNIT.struct.pack(
@@ -480,6 +481,8 @@ class Dispatcher:
             # Where the log is there from its beginning, what it does not have was lost, not removed. (A delayed message
             # is not led to before its turn: it would be delivered then.)
             is_lost = not self._log.first_offset and queue_offset <= commit_log_offset // FIXED_SIZE_V1
+            if is_lost and not newest:
+                self._note_gap(queue, 0, 0, queue_offset)
             is_lost = is_lost and self._table.rows[row][QUEUE_KIND] != QueueKind.SCHEDULE
             size = self._log.message(commit_log_offset).store_size
             queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None, before=commit_log_offset)

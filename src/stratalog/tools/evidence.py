@@ -40,6 +40,8 @@ from stratalog.tools.survey import FileSurvey
 from stratalog.tools.verify_files import queue_directories, record_at
 
 QueueKey = tuple[str, int]
+Row = tuple[int, int, int, int]
+"""Log offset and size of a record, its queue offset and the one after its last."""
 _GATHER_COUNT = 1 << 14
 _LIGHT = MULTI_DISPATCH.encode()
 _RECORD_WEIGHT, _UNIT_WEIGHT, _CRC_WEIGHT, _PLACEHOLDER_LESS = 4, 8, 1 << 20, 2
@@ -99,15 +101,25 @@ class QueueEvidence:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
-    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> dict[int, int]:
-        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes."""
+    def remove_deleted(self, queue_offset: int, commit_log_offset: int, log_begin: int) -> dict[int, int]:
+        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes. A
+        single one is rather the queue's first message, if that is missing."""
         is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
+        if not log_begin and queue_offset and np.count_nonzero(is_deleted) == 1:
+            return {}
         found = dict(zip(self.offsets[is_deleted].tolist(), self.sizes[is_deleted].tolist(), strict=True))
         self.remove(np.flatnonzero(is_deleted).tolist())
         return found
 
-    def insert(self, records: list[tuple[int, int, int, int]]) -> None:
-        """Records as (log offset, size, queue offset, end of the queue offsets)."""
+    def row(self, at: int) -> Row:
+        return int(self.offsets[at]), int(self.sizes[at]), int(self.numbers[at]), int(self.ends[at])
+
+    def exchange(self, out: Row, into: Row) -> None:
+        """Remove one record, and take another."""
+        self.remove(np.flatnonzero(self.offsets == out[0]).tolist())
+        self.insert([into])
+
+    def insert(self, records: list[Row]) -> None:
         added = np.array(sorted(records), np.int64).reshape(-1, 4)
         at = np.searchsorted(self.offsets, added[:, 0])
         for number, name in enumerate(("offsets", "sizes", "numbers", "ends")):
@@ -126,10 +138,10 @@ class QueueEvidence:
         low, high = self.room_at(offset)
         return low <= claim.queue_offset and (high is None or claim.end <= high)
 
-    def outvoted(self) -> list[int]:
+    def outvoted(self, *, by_units: bool = True) -> list[int]:
         """Positions of the records that do not fit in: the others form the heaviest rising sequence, without a jump
-        that no lost messages explain."""
-        everything, weights = np.arange(len(self.numbers)), self._weights()
+        that no lost messages explain. Units count only `by_units`."""
+        everything, weights = np.arange(len(self.numbers)), self._weights(by_units=by_units)
         chosen = everything
         if not np.all(self.numbers[1:] >= self.ends[:-1]):
             chosen = np.array(_heaviest(self.numbers.tolist(), self.ends.tolist(), weights.tolist()))
@@ -148,21 +160,23 @@ class QueueEvidence:
             if not may_be_lost(int(ahead[at]), int(lost_sizes[at]), in_batches=self.is_batch)
         ]  # fmt: skip
 
-    def _weights(self) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = _RECORD_WEIGHT + _UNIT_WEIGHT * self.supported + _CRC_WEIGHT * self.certain
+    def _weights(self, *, by_units: bool) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = _RECORD_WEIGHT + _UNIT_WEIGHT * (self.supported & by_units)
+        found += _CRC_WEIGHT * self.certain
         found -= _PLACEHOLDER_LESS * self.repaired
         return found
 
-    def contested(self, outvoted: list[int]) -> set[int]:
-        """Those of the outvoted records that only one other keeps out, with no more evidence: either can be wrong."""
+    def contested(self, outvoted: list[int], *, by_units: bool) -> dict[int, int]:
+        """Those of the outvoted records that only one other keeps out, with no more evidence, and that one: either can
+        be wrong."""
         kept = np.ones(len(self.numbers), np.bool_)
         kept[outvoted] = False
-        chosen, weights = np.flatnonzero(kept), self._weights()
+        chosen, weights = np.flatnonzero(kept), self._weights(by_units=by_units)
         before = np.searchsorted(chosen, outvoted)
         first = np.minimum(before, np.searchsorted(self.ends[chosen], self.numbers[outvoted], "right"))
         end = np.maximum(before, np.searchsorted(self.numbers[chosen], self.ends[outvoted], "left"))
         return {
-            at for at, low, high in zip(outvoted, first.tolist(), end.tolist(), strict=True)
+            at: int(chosen[low]) for at, low, high in zip(outvoted, first.tolist(), end.tolist(), strict=True)
             if high - low == 1 and weights[chosen[low]] <= weights[at]
         }  # fmt: skip
 
@@ -343,7 +357,7 @@ class Evidence:
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
         for key, begin in noted_begins(self._root, self._disk).items():
             if key in self.queues:
-                self._deleted |= self.queues[key].remove_deleted(*begin)
+                self._deleted |= self.queues[key].remove_deleted(*begin, log_begin)
         # Another queue's unit leads to it: it is no message of a deleted topic.
         self.hidden |= {offset: size for offset, size in self._deleted.items() if offset in self.claims}
         for claims in self.claims.values():  # a record stands in one queue
@@ -372,7 +386,7 @@ class Evidence:
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
         if agrees[:1].any():
-            self._deleted |= queue.remove_deleted(int(numbers[0]), int(offsets[0]))
+            self._deleted |= queue.remove_deleted(int(numbers[0]), int(offsets[0]), log_begin)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)

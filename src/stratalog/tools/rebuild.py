@@ -96,6 +96,8 @@ class Rebuilt:
     left_out: tuple[LeftOut, ...] = ()
     unqueued: str = ""
     """Which messages of the log are in no queue, though the old queues led to them or are lost."""
+    notes: tuple[str, ...] = ()
+    """What else was found in the log, such as records that are left out and queue offsets that no record has."""
     moved: tuple[str, ...] = ()
     """Messages that are in another queue than before: the newest unit of the old one led there, the record names the
     new one."""
@@ -527,6 +529,7 @@ def _build(
         seal.index_item_count,
         tuple(recovery.quarantined),
         left_out=tuple(recovery.left_out),
+        notes=tuple(note.replace(draft, root) for note in recovery.notes),
     )
 
 

@@ -25,7 +25,7 @@ from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.message import decompress
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
-from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, read_record
+from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, Row, read_record
 from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD
@@ -99,7 +99,7 @@ class Judge:
         self._accept()
         self._found.mends.sort(key=lambda mend: mend.offset)
         mended = {mend.offset for mend in self._found.mends}
-        for _, offset, size, _ in outcast:
+        for _, (offset, size, *_) in outcast:
             if offset not in mended:
                 self._set_aside(offset, size, WILD)
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
@@ -125,22 +125,28 @@ class Judge:
 
     # -- whole records -----------------------------------------------------------------------------------------------
 
-    def _judge_records(self) -> list[tuple[QueueEvidence, int, int, int]]:
+    def _judge_records(self) -> list[tuple[QueueEvidence, Row]]:
         """Propose another place for each record that is outvoted; returns those that lost theirs."""
-        claimed, outcast, doubted, contested = np.array(self._claimed, np.int64), [], [], set[int]()
+        claimed, doubted = np.array(self._claimed, np.int64), list[tuple[QueueEvidence, int]]()
+        outcast, contested = list[tuple[QueueEvidence, Row]](), dict[int, Row]()
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
             places = queue.outvoted()
+            by_units = not self._are_of_opening(queue, places)
+            if not by_units:
+                places = queue.outvoted(by_units=False)
             if not is_topic(queue.key[0]) or queue.key[1] < 0:  # no such queue can be
                 places = np.flatnonzero(~queue.certain).tolist()
             if not is_light(queue.key[0]):
-                columns = (queue.offsets[places], queue.sizes[places], queue.numbers[places])
-                outcast += [(queue, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-                contested |= {int(queue.offsets[at]) for at in queue.contested(places)}
+                outcast += [(queue, queue.row(at)) for at in places]
+                for at, other in queue.contested(places, by_units=by_units).items():
+                    contested[int(queue.offsets[at])] = queue.row(other)
             else:
                 light += [(queue, int(queue.offsets[at]), int(queue.sizes[at])) for at in places]
             queue.remove(places)
+        outcast = [(queue, self._settled(queue, row, contested)) for queue, row in outcast]
+        for queue in self._evidence.queues.values():
             if is_light(queue.key[0]) or not len(queue.offsets):
                 continue
             doubted += [(queue, at) for at in self._doubted(queue, claimed)]
@@ -161,7 +167,7 @@ class Judge:
             queue.remove(places)
             if not len(queue.offsets):  # its units for lost messages were made for these records
                 queue.lost_numbers = []
-        for queue, offset, size, _ in outcast:
+        for queue, (offset, size, *_) in outcast:
             holes = None if offset in contested else queue  # nobody knows which of the two is wrong
             self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
         for offset in [offset for offset in self._claimed if offset in self._evidence.hidden]:
@@ -181,9 +187,36 @@ class Judge:
             claims[:] = [claim for claim in claims if not self._is_misplaced(offset, claim)]
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
         proposed = {offset: mend for mends in self._proposed.values() for offset, mend in mends.items()}
-        given_up = {offset for _, offset, *_ in outcast} - proposed.keys()
+        given_up = {row[0] for _, row in outcast} - proposed.keys()
         self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
+
+    def _are_of_opening(self, queue: QueueEvidence, outvoted: list[int]) -> bool:
+        """Whether the units of a queue were written after records were damaged, from what these say now: else one would
+        lead to each of its records, but for the newest."""
+        newest = int(queue.offsets[queue.supported][-1]) if queue.supported.any() else -1
+        return any(queue.offsets[at] < newest and not self._claims_at(int(queue.offsets[at])) for at in outvoted)
+
+    def _settled(self, queue: QueueEvidence, outvoted: Row, contested: dict[int, Row]) -> Row:
+        """Which of two records that claim one place is wrong: the one that fits one hole, if the other fits none, be
+        it the one that was not outvoted. Where nothing tells, they stay `contested`."""
+        kept = contested.get(outvoted[0])
+        if kept is None:
+            return outvoted
+        is_outvoted = self._fits_a_hole(*outvoted[:2])
+        queue.exchange(kept, outvoted)
+        is_kept = self._fits_a_hole(*kept[:2])
+        if is_kept and not is_outvoted:
+            del contested[outvoted[0]]
+            return kept
+        queue.exchange(outvoted, kept)
+        if is_outvoted and not is_kept:
+            del contested[outvoted[0]]
+        return outvoted
+
+    def _fits_a_hole(self, offset: int, size: int) -> bool:
+        record = read_record(self._read(offset, size))
+        return record is not None and len(self._from_holes(offset, claim_of(record))) == 1
 
     def _is_misplaced(self, offset: int, claim: Claim) -> bool:
         """Whether a unit of a light queue, alone in its file, leads to a whole record that fits in where it says."""

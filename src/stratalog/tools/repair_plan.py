@@ -57,6 +57,7 @@ from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
@@ -105,8 +106,9 @@ class RepairPlan:
     """Topic, queue id and offsets [first, end) that no record has, restored or lost, though no damage explains it."""
     gone_count: int = 0
     """Messages before the log's first file that queues still name: removed by retention, or with a lost file."""
-    unplaced_count: int = 0
-    """Whole records that are set aside, as no place in a queue is known to be theirs; none of `lost` stands for one."""
+    unplaced: list[LeftOut] = field(default_factory=list)
+    """Whole records that are set aside, with the places that they name, as those are not known to be theirs; none of
+    `lost` stands for one."""
     behind_count: int = 0
     """Whole records after the first damage, which RocketMQ would drop and which stay."""
     known_end: int = 0
@@ -318,7 +320,9 @@ class _LogPlan:
         left: list[LostMessage] = []
         for damage in found.damages:
             lost = in_log_order(found.lost[damage])
-            plan.unplaced_count += damage.reason == WILD and all(is_light(message.topic) for message in lost)
+            if damage.reason == WILD and all(is_light(message.topic) for message in lost):
+                claim = claim_of(self._record_at(damage.begin, damage.end - damage.begin))
+                plan.unplaced.append(LeftOut(damage.begin, *claim.key, claim.queue_offset))
             plan.lost += lost
             if damage.end == tail.end:
                 self._plan_tail(

@@ -235,8 +235,9 @@ class QueueCheck:
         if not (begin and is_later and self._leads_to_own(topic, record.queue_id, begin)):
             begin = None
         first = begin.queue_offset if begin else first
-        if files and not begin:
-            self._report.add_missing_in_front(*files.key, first, record.commit_log_offset)
+        if files:
+            offset = begin.commit_log_offset if begin else record.commit_log_offset
+            self._report.add_missing_in_front(*files.key, first, offset)
         row = self._table.add(topic, record.queue_id, first, kind=kind)
         self._table.rows[row][QUEUE_NEWS] = begin.commit_log_offset + 1 if begin else 0
         self._row_of[topic, record.queue_id] = row
