@@ -346,7 +346,9 @@ class Dispatcher:
                     first += 1
         return first, status
 
-    def _is_contradicted(self, file: MappedFile, number: int, record: Record, expected: int, old_place: int) -> bool:
+    def _is_contradicted(
+        self, file: MappedFile, number: int, record: Record, expected: int, old_place: int, *, count: int = 1
+    ) -> bool:  # fmt: skip
         """Whether the next record of its queue has an offset that the queue still expects, or where there is none, the
         unit that stood there led to this record: then its offset is wrong."""
         following = next_of_queue(file, self._positions[number + 1 : self._count], record)
@@ -355,7 +357,7 @@ class Dispatcher:
                 return False
             self._leave_out(_place_of(record), f"its unit says {expected:,}")
             return True
-        if not expected <= following <= record.queue_offset:
+        if not expected <= following < record.queue_offset + count:
             return False
         self._leave_out(_place_of(record), f"the next message there has {following:,}")
         return True
@@ -409,9 +411,9 @@ class Dispatcher:
         if old is not None and not is_known and queue.owns(old, message.queue_offset):
             self._leave_out(_place_of(record), "another message has it")
             return
-        if ahead > 0 and self._is_contradicted(file, number, record, end, -1):
-            return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)
+        if ahead > 0 and self._is_contradicted(file, number, record, end, -1, count=size):
+            return
         if problem:
             self._note(f"log offset {offset:,}: {problem}; it is not served")
         is_lost = not self._log.first_offset and message.queue_offset <= offset // FIXED_SIZE_V1

@@ -103,9 +103,13 @@ class Judge:
             if offset not in mended:
                 self._set_aside(offset, size, WILD)
         self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
-        lost = Lost(evidence, self._found.damages, self._heads, self._log_begin)
+        lost = Lost(evidence, self._found.damages, self._heads, self._log_begin, end=self._written_end())
         self._found.lost, self._found.displaced = lost.by_damage(), lost.displaced
         return self._found
+
+    def _written_end(self) -> int:
+        """The log offset after the last damaged byte."""
+        return max((end for _, end, _ in self._ranges), default=0)
 
     def _read(self, offset: int, size: int) -> bytes:
         self._found.scanned_size += size
@@ -557,8 +561,11 @@ def _without(damages: Iterable[Damage], mends: list[Mend]) -> Iterator[Damage]:
 class Lost:
     """Which messages stood in the ranges that are left: by units, by heads, by offsets that neighbours leave out."""
 
-    def __init__(self, evidence: Evidence, damages: list[Damage], heads: dict[int, Claim], log_begin: int) -> None:
-        self._evidence, self._damages, self._log_begin = evidence, damages, log_begin
+    def __init__(
+        self, evidence: Evidence, damages: list[Damage], heads: dict[int, Claim], log_begin: int, *, end: int
+    ) -> None:  # fmt: skip
+        """`end` is the log offset after the last damaged byte."""
+        self._evidence, self._damages, self._log_begin, self._written_end = evidence, damages, log_begin, end
         self._begins = [damage.begin for damage in damages]
         self._room = [(damage.end - damage.begin) for damage in damages]
         self._rooms = np.concatenate(([0], np.cumsum(np.array(self._room, np.float64))))
@@ -637,10 +644,13 @@ class Lost:
             self._take_hole(queue, 0, int(numbers[0]), 0, int(offsets[0]))
         for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
             self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
-        given = [*(end for _, end, _ in taken), *(end for _, end in queue.lost_numbers)]
+        given = [end for _, end, _ in taken]
+        newest = int(offsets[-1]) if len(offsets) else self._log_begin
+        if newest < self._written_end:  # else what units of lost messages say is not new
+            given += [end for _, end in queue.lost_numbers]
         first = int(ends[-1]) if len(ends) else 0 if not self._log_begin else min((n for n, _, _ in taken), default=-1)
         if given and max(given) > first >= 0:  # else nothing tells a message that was lost from one that expired
-            self._take_hole(queue, first, max(given), int(offsets[-1]) if len(offsets) else self._log_begin, log_end)
+            self._take_hole(queue, first, max(given), newest, log_end)
 
     def _take_hole(self, queue: QueueEvidence, low: int, high: int, begin: int, end: int) -> None:
         """Messages [low, high), whose records stood between two log offsets: in the ranges there, where there is

@@ -75,7 +75,7 @@ class SpecialQueues:
             return
         ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
         following = next_offset() if ahead > 0 else None
-        is_contradicted = following is not None and queue.end <= following <= record.queue_offset
+        is_contradicted = following is not None and queue.end <= following < record.queue_offset + size
         is_near = not queue.numbers or may_be_lost(ahead, lost_size, in_batches=True)
         if ahead < 0 or is_contradicted or not is_near:
             self._report.add(
