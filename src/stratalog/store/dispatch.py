@@ -245,7 +245,8 @@ class Dispatcher:
 
     def skip(self, commit_log_offset: int) -> None:
         """Go on at a later record: what lies between is damaged and was reported."""
-        self.progress.offset = self._skipped_to = commit_log_offset
+        if commit_log_offset > self.progress.offset:
+            self.progress.offset = self._skipped_to = commit_log_offset
 
     def _dispatch_chunk(self, limit: int) -> None:
         offset = self.progress.offset

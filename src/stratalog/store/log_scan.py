@@ -59,7 +59,7 @@ class Verified:
 
 
 Span = tuple[int, int]
-"""Log offsets [begin, end) between which whole records stand without a gap."""
+"""Log offsets [begin, end) between which whole records, and those that close files, stand without a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,8 @@ class LogScan:
             following = self._after(piece.file, walked.position, walked.status)
             if following is None:
                 break
+            if not found.quarantined or found.quarantined[-1].end != following:
+                yield offset, following  # the blank record that closes a file
             offset = following
         if found.end_offset < self._vouched_end:
             raise self._ends_too_early(found.end_offset)

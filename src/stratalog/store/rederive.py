@@ -127,10 +127,10 @@ class Rebuild:
     def _dispatch(self, spans: Iterable[Span], keep: Callable[[], None]) -> None:
         dispatcher, kept = self._dispatcher, self._begin
         for begin, stop in spans:
-            dispatcher.skip(max(begin, dispatcher.progress.offset))
+            dispatcher.skip(begin)
             dispatcher.dispatch(stop)
             self._meter.at(stop)
             if stop - kept >= _KEEP_SIZE:
                 keep()
                 kept = stop
-        dispatcher.skip(max(self._end, dispatcher.progress.offset))
+        dispatcher.skip(self._end)

@@ -160,12 +160,6 @@ class Judge:
         for queue, at in dict.fromkeys(doubted):
             if self._doubt(queue, at):
                 removed[queue.key].append(at)
-        for queue in filter(self._is_stray, self._evidence.queues.values()):
-            offset, size = int(queue.offsets[0]), int(queue.sizes[0])
-            own = claim_of(decode_record(self._read(offset, size), verify=False))
-            found = [claim for claim in self._from_holes(offset, own) if claim.key != queue.key]
-            if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
-                removed[queue.key].append(0)
         for key, places in removed.items():
             queue = self._evidence.queues[key]
             queue.remove(places)
@@ -187,6 +181,7 @@ class Judge:
             room = self._evidence.queue(*own.key).room_at(offset)
             if offset not in self._evidence.claims and own.queue_offset > 0 and room == (own.queue_offset, own.end):
                 self._propose(offset, size, [own], None, is_damaged=False)
+        self._move_strays()
         for offset, claims in self._evidence.light_claims.items():
             claims[:] = [claim for claim in claims if not self._is_misplaced(offset, claim)]
             light += [(self._evidence.queue(*claim.key), offset, claim.size) for claim in claims]
@@ -276,12 +271,39 @@ class Judge:
         found: list[int] = np.flatnonzero(is_claimed & ~queue.certain).tolist()
         return found
 
-    def _is_stray(self, queue: QueueEvidence) -> bool:
-        """Whether a record is alone in a queue that it does not begin, though nothing in front of it is damaged."""
-        if is_light(queue.key[0]) or queue.has_units or len(queue.offsets) != 1 or queue.certain[0]:
-            return False
-        own = Claim(*queue.key, int(queue.numbers[0]), int(queue.sizes[0]))
-        return own.queue_offset > 0 and self._gaps_at(int(queue.offsets[0]), own) > 0
+    def _move_strays(self) -> None:
+        """Propose for records that leave offsets out in front of them, though nothing is damaged there, the only hole
+        of another queue that they fit into."""
+        for queue in list(self._evidence.queues.values()):
+            is_alone = len(queue.offsets) == 1
+            for offset, size, number, end in [queue.row(at) for at in self._strays(queue)]:
+                own = Claim(*queue.key, number, size, end - number if queue.is_batch else 0)
+                if not self._gaps_at(offset, own):
+                    continue
+                found = [
+                    claim for claim in self._from_holes(offset, own)
+                    if claim.key != queue.key
+                    and (is_alone or self._evidence.queue(*claim.key).room_at(offset)[1] is not None)
+                ]  # fmt: skip
+                if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
+                    queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
+                    queue.lost_numbers = [] if is_alone else queue.lost_numbers
+
+    def _strays(self, queue: QueueEvidence) -> list[int]:
+        """Records without which no offset of their queue would be missing: one that is alone and does not begin its
+        queue, and one that is ahead of all others, or of those around it, if no other one is restored between."""
+        numbers, ends = queue.numbers, queue.ends
+        if is_light(queue.key[0]):
+            return []
+        if len(numbers) == 1:
+            return [0] if numbers[0] > 0 and not queue.has_units and not queue.certain[0] else []
+        restored_numbers = sorted(mend.claim.queue_offset for mend in self._proposed.get(queue.key, {}).values())
+        ahead = np.flatnonzero((numbers[1:] > ends[:-1]) & ~queue.certain[1:]) + 1
+        return [
+            at for at in ahead.tolist()
+            if (at + 1 == len(numbers) or numbers[at + 1] == ends[at - 1])
+            and bisect_left(restored_numbers, ends[at - 1]) == bisect_left(restored_numbers, numbers[at])
+        ]  # fmt: skip
 
     def _doubt(self, queue: QueueEvidence, at: int) -> bool:
         """Weigh a record that fits in against a unit that says otherwise: neighbours on both sides count. True when it
