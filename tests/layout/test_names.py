@@ -44,8 +44,8 @@ def test_an_index_file_is_named_by_its_time_in_the_brokers_zone() -> None:
 def test_delay_levels_are_read_from_their_text() -> None:
     table = delay_table_ms()
     assert (len(table), table[0], table[1], table[3], table[5], table[18]) == (19, 0, 1000, 10_000, 60_000, 7_200_000)
-    assert delay_table_ms("2d 1h") == [0, 172_800_000, 3_600_000]
-    assert delay_table_ms("") == [0]
+    assert delay_table_ms("2d 1h") == (0, 172_800_000, 3_600_000)
+    assert delay_table_ms("") == (0,)
 
 
 @pytest.mark.parametrize("levels", ["1", "s", "1x", "-1s", "1.5s", "²s", "1s 2"])

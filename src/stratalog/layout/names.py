@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, tzinfo
+from functools import cache
 
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import TOPIC_CHARS_MAX_V1, TOPIC_SIZE_MAX
@@ -63,14 +64,15 @@ INDEX_NAME_SIZE = 17
 _INDEX_NAME = re.compile(r"[0-9]{17}\Z")
 
 
-def delay_table_ms(levels: str = DELAY_LEVELS) -> list[int]:
+@cache
+def delay_table_ms(levels: str = DELAY_LEVELS) -> tuple[int, ...]:
     """Delay by level in milliseconds; entry 0 is unused. Raises `IllegalMessage` for a level without a unit."""
     table = [0]
     for level in levels.split():
         if level[-1:] not in _UNIT_MS or not re.fullmatch("[0-9]+", level[:-1]):
             raise IllegalMessage(f"delay level {level[:80]!r} is no number followed by s, m, h or d")
         table.append(int(level[:-1]) * _UNIT_MS[level[-1]])
-    return table
+    return tuple(table)
 
 
 def is_system_topic(topic: str) -> bool:

@@ -91,10 +91,9 @@ def exact_text(name: str, value: Any) -> str:
 def text_list(name: str, values: Any) -> list[str]:
     """A list of the texts of an iterable."""
     items = exact_list(name, values)
-    for item in items:
-        if type(item) is not str:
-            return [exact_text(f"{name}[{number}]", item) for number, item in enumerate(items)]
-    return items
+    if set(map(type, items)) <= {str}:
+        return items
+    return [exact_text(f"{name}[{number}]", item) for number, item in enumerate(items)]
 
 
 def exact_labels(tags: Any, keys: Any, unique_key: Any) -> tuple[str | None, str | None, str | None]:

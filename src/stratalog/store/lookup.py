@@ -118,9 +118,9 @@ class Lookup:
         while len(found) < len(keys):
             if ready_or_started():
                 newest = self._natively(topic, keys[len(found) :], begin, end, limit + 1)
-                for number, some in enumerate(newest, len(found)):
-                    if len(some) > 1 or not limit:
-                        newest[number - len(found)] = self._limited(some, topic, keys[number], begin, end, limit)
+                for number in [at for at, some in enumerate(newest) if len(some) > 1 or not limit]:
+                    key = keys[len(found) + number]
+                    newest[number] = self._limited(newest[number], topic, key, begin, end, limit)
                 found += newest
             if len(found) < len(keys):  # what the native look-up leaves over
                 found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))
