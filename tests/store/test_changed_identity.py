@@ -152,7 +152,7 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 }
 
 
-@pytest.mark.one_in(20)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("which", [0, 9, -1], ids=["first", "middle", "newest"])
 @pytest.mark.parametrize("state", STATES)

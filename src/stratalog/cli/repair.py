@@ -104,7 +104,7 @@ def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, second
         show_json(_plan_json(plan) | done | {"placeholders": placeholder_count, "left": left, "notes": notes})
     else:
         held = f"{plan.whole_count:,} records" + (
-            f" and {placeholder_count:,} placeholders" if placeholder_count else ""
+            f" and {counted(placeholder_count, 'placeholder')}" if placeholder_count else ""
         )
         print(f"\n{result}; {held} ({seconds_text(seconds)})")
         show_problems(report, len(report.problems))

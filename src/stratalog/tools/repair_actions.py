@@ -64,7 +64,8 @@ def described(action: Action) -> str:
         case "cover":
             return f"set {action.size:,} bytes of {place} aside and cover them with placeholders"
         case "cut":
-            kept = f"{action.placeholder_count:,} placeholders to keep the offsets of what is lost"
+            noun = "placeholder" if action.placeholder_count == 1 else "placeholders"
+            kept = f"{action.placeholder_count:,} {noun} to keep the offsets of what is lost"
             if not action.size:
                 return f"append {kept} ({place})"
             aside = f"set {action.size:,} bytes after the log's end ({place}) aside and zero them"
