@@ -616,6 +616,7 @@ assert not os.wait()[1]
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "slow",
     [
