@@ -29,7 +29,7 @@ says or behind it, or the log was changed
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -305,6 +305,8 @@ class _LogPlan:
                 pieces.append((begin, begin - begin % self._file_size + self._file_size, end - begin))
         found = Judge(evidence, [*damages, tail], pieces, self._read, log_begin=log_begin).decide()
         plan.scanned_size = found.scanned_size
+        whole = [mend for mend in found.mends if not mend.is_damaged]
+        left_by = {claim_of(self._record_at(mend.offset, len(mend.data))).key for mend in whole}
         for mend in found.mends:
             self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
         plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count
@@ -333,17 +335,20 @@ class _LogPlan:
             else:
                 left += self._plan_cover(damage, lost)
         plan.lost = sorted([*plan.lost, *found.displaced])
-        plan.missing = list(self._missing(evidence))
+        plan.missing = list(self._missing(evidence, left_by))
         plan.actions.sort(key=lambda action: action.kind == "cover")  # until then the ranges say what was lost
 
-    def _missing(self, evidence: Evidence) -> Iterator[tuple[str, int, int, int]]:
-        """What `verify` found missing, but for the places of records that are restored and of those that are lost."""
+    def _missing(self, evidence: Evidence, left_by: Collection[tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
+        """What `verify` found missing, but for the places of records that are restored and of those that are lost, and
+        for what seemed to be missing before a record that belongs elsewhere: queues `left_by` those end before it."""
         known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for message in self._plan.lost:
             for topic, queue_id, number in message.all_places:
                 known[topic, queue_id].append((number, message.end if topic == message.topic else number + 1))
         for topic, queue_id, first, end in self._plan.report.missing:
             queue = evidence.queue(topic, queue_id)
+            if (topic, queue_id) in left_by:
+                end = min(end, int(queue.ends.max(initial=0)))
             low, high = np.searchsorted(queue.ends, first, "right"), np.searchsorted(queue.numbers, end)
             there = zip(queue.numbers[low:high].tolist(), queue.ends[low:high].tolist(), strict=True)
             for begin, stop in sorted([*known[topic, queue_id], *there]):
