@@ -147,7 +147,8 @@ class Judge:
                 for at, other in queue.contested(places, by_units=by_units).items():
                     contested[int(queue.offsets[at])] = queue.row(other)
             else:
-                light += [(queue, int(queue.offsets[at]), int(queue.sizes[at])) for at in places]
+                places += self._ahead_of_units(queue, places)
+                light += [(queue, *queue.row(at)[:2]) for at in places]
             queue.remove(places)
         outcast = [(queue, self._settled(queue, row, contested)) for queue, row in outcast]
         for queue in self._evidence.queues.values():
@@ -194,7 +195,19 @@ class Judge:
         """Whether the units of a queue were written after records were damaged, from what these say now: else one would
         lead to each of its records, but for the newest."""
         newest = int(queue.offsets[queue.supported][-1]) if queue.supported.any() else -1
-        return any(queue.offsets[at] < newest and not self._claims_at(int(queue.offsets[at])) for at in outvoted)
+        claims = self._evidence.light_claims if is_light(queue.key[0]) else self._evidence.claims
+        return any(queue.offsets[at] < newest and not claims.get(int(queue.offsets[at])) for at in outvoted)
+
+    def _ahead_of_units(self, queue: QueueEvidence, outvoted: list[int]) -> list[int]:
+        """Records of a light queue that leave offsets out, though a unit leads to them at the first of these."""
+        expected = np.append(0 if not self._log_begin else -1, queue.ends[:-1])
+        return [
+            at for at in np.flatnonzero((queue.numbers > expected) & ~queue.supported & ~queue.certain).tolist()
+            if at not in outvoted and expected[at] in [
+                claim.queue_offset for claim in self._evidence.light_claims.get(int(queue.offsets[at]), [])
+                if claim.key == queue.key
+            ]
+        ]  # fmt: skip
 
     def _settled(self, queue: QueueEvidence, outvoted: Row, contested: dict[int, Row]) -> Row:
         """Which of two records that claim one place is wrong: the one that fits one hole, if the other fits none, be
