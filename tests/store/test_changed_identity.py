@@ -37,11 +37,20 @@ FIELDS: dict[str, tuple[int, int]] = {
     "queue offset, ahead": (QUEUE_OFFSET - 1, 0x80),
     "flags, prepared": (SYS_FLAG, 0x04),
     "flags, rolled back": (SYS_FLAG, 0x0C),
-    "light offset": (-2, 0x01),
 }
-"""Position of a byte in a record (-1: the first one of its topic; -2: of its offsets in light queues), and the bits that
-change."""
+LIGHT_OFFSET = "light offset"
+"""Position of a byte in a record (-1: the first one of its topic), and the bits that change."""
 STATES = ["closed", "crashed", "crashed, no index", "killed", "killed, no units"]
+PLACES = [
+    pytest.param(state, which, id=f"{state}-{name}")
+    for state in STATES
+    for which, name in [(0, "first"), (9, "middle"), (-1, "newest")]
+    if (state, which) != ("killed, no units", -1)  # its record alone tells its place, no later one contradicts it
+]
+CHANGES = [
+    *((kind, field) for kind in (PLAIN, EXTENDED, BATCH, LIGHT_KIND) for field in FIELDS),
+    (LIGHT_KIND, LIGHT_OFFSET),
+]
 
 
 def change(root: Path, commit_log_offset: int, field: str) -> None:
@@ -49,8 +58,8 @@ def change(root: Path, commit_log_offset: int, field: str) -> None:
     size = SIZES["mapped_file_size_commit_log"]
     path = root / "commitlog" / f"{commit_log_offset // size * size:020d}"
     data, begin = bytearray(path.read_bytes()), commit_log_offset % size
-    position, bits = FIELDS[field]
-    if position == -2:
+    position, bits = FIELDS.get(field, (-1, 0x01))
+    if field == LIGHT_OFFSET:
         lead = f"{MULTI_QUEUE_OFFSET}\1".encode()
         position = data.index(lead, begin) + len(lead) - begin
     elif position < 0:
@@ -159,17 +168,11 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("which", [0, 9, -1], ids=["first", "middle", "newest"])
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+@pytest.mark.parametrize(("state", "which"), PLACES)
+@pytest.mark.parametrize(("kind", "field"), CHANGES)
 def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     kind: Kind, field: str, state: str, which: int, steps: str, tmp_path: Path
 ) -> None:
-    if field == "light offset" and kind is not LIGHT_KIND:
-        pytest.skip("it has no light queues")
-    if state == "killed, no units" and which == -1:
-        pytest.skip("the record alone tells its place, and no later one of its queue contradicts it")
     root = tmp_path / "store"
     content = made(kind, root, state)
     key = kind.queues[0]
@@ -178,7 +181,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     stop(root, state)
     reports = Reports()
     STEPS[steps](reports, kind, root, key)
-    knows_units = state != "killed, no units" and field != "light offset"
+    knows_units = state != "killed, no units" and field != LIGHT_OFFSET
     check(kind, root, content, places[which], reports, knows_units=knows_units)
 
 
