@@ -83,6 +83,8 @@ class QueueEvidence:
         self.has_units = False
         self.units_end = 0
         """Queue offset after the last one that has a unit."""
+        self.units_begin = -1
+        """Log offset that the first unit of a message leads to."""
         self.lost_numbers: list[tuple[int, int]] = []
         """Offsets [first, end) of units that stand for messages lost before."""
 
@@ -381,6 +383,7 @@ class Evidence:
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
         mine = ~is_lost & ~is_gone
         queue.has_units |= bool(mine.any())
+        queue.units_begin = int(offsets[mine][0]) if mine.any() else -1
         numbers, offsets, sizes, counts, files = (
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip

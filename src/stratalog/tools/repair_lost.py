@@ -193,10 +193,12 @@ class Judge:
 
     def _are_of_opening(self, queue: QueueEvidence, outvoted: list[int]) -> bool:
         """Whether the units of a queue were written after records were damaged, from what these say now: else one would
-        lead to each of its records, but for the newest."""
+        lead to each of its records, but for the newest. (Before the first it has those of a topic that was deleted.)"""
         newest = int(queue.offsets[queue.supported][-1]) if queue.supported.any() else -1
         claims = self._evidence.light_claims if is_light(queue.key[0]) else self._evidence.claims
-        return any(queue.offsets[at] < newest and not claims.get(int(queue.offsets[at])) for at in outvoted)
+        return any(
+            queue.units_begin < queue.offsets[at] < newest and not claims.get(int(queue.offsets[at])) for at in outvoted
+        )
 
     def _ahead_of_units(self, queue: QueueEvidence, outvoted: list[int]) -> list[int]:
         """Records of a light queue that leave offsets out, though a unit leads to them at the first of these."""
