@@ -18,14 +18,10 @@ import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
 from stratalog.cli import progress
-from stratalog.cli.repair import _lost_text
-from stratalog.config.settings import StoreSettings
+from stratalog.cli.output import offsets_text
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import UNFINISHED_COPY
-from stratalog.tools.repair_fill import LostMessage
-from stratalog.tools.repair_plan import RepairPlan
 from stratalog.tools.verify import verify
-from stratalog.tools.verify_report import VerifyReport
 
 LOG = Path("commitlog") / ("0" * 20)
 
@@ -209,10 +205,9 @@ def test_stores_that_rocketmq_wrote_and_lost_messages_of_are_mended(
     assert sum("STRATALOG_LOST" not in message.properties for message in messages) == count
 
 
-def test_the_ranges_of_lost_messages_are_named_without_gaps(tmp_path: Path) -> None:
-    messages = [LostMessage("t", 0, number) for number in (1, 2, 3, 7)] + [LostMessage("b", 0, 5, 3)]
-    plan = RepairPlan(tmp_path, StoreSettings(), VerifyReport(str(tmp_path), clean=True), lost=messages)
-    assert _lost_text(plan) == "7 messages: b/0 at 5 to 7; t/0 at 1 to 3, 7"
+def test_the_ranges_of_lost_messages_are_named_without_gaps() -> None:
+    places = [("b", 0, 5, 8), *(("t", 0, number, number + 1) for number in (1, 2, 3, 7))]
+    assert offsets_text(places) == "b/0 at 5 to 7; t/0 at 1 to 3, 7"
 
 
 def test_the_next_step_of_an_unreadable_configuration_exists(small_store: Path, call: Call) -> None:

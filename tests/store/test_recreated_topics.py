@@ -1,5 +1,6 @@
 """Topics that RocketMQ deleted and created again: the log holds messages of both, the queues those of the second."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -312,3 +313,56 @@ def test_what_was_noted_before_rocketmq_had_the_store_is_void(
     check(kind, root, content, OLD + count)
     kind.open(root).close()
     check(kind, root, content, OLD + count)
+
+
+def repaired_after_damage(kind: Kind, root: Path) -> None:
+    repair(plan_repair(root, settings=settings_of(kind)))
+
+
+def rebuilt_or_refused(kind: Kind, root: Path) -> None:
+    with contextlib.suppress(CorruptData):
+        rebuild(root, settings=settings_of(kind))
+
+
+ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
+    "opened": (opened,),
+    "repaired": (repaired_after_damage,),
+    "opened, repaired": (opened, repaired_after_damage),
+    "rebuilt, repaired": (rebuilt_or_refused, repaired_after_damage),
+}
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("which", [0, 1, 5, -1])
+@pytest.mark.parametrize("count", [4, FEWER, MORE])
+@pytest.mark.parametrize(
+    ("kind", "road"),
+    [
+        pytest.param(kind, road, id=f"{kind}-{road}")
+        for kind in KINDS
+        for road in ROADS
+        if kind.name != "batch" or road != "rebuilt, repaired"  # rebuilt first, no unit says that a batch is lost
+    ],
+)
+def test_damage_in_the_second_topic_hides_none_of_its_other_messages(
+    kind: Kind, count: int, which: int, state: str, road: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = made(kind, root, count)
+    key = kind.queues[0]
+    places = sorted({known.commit_log_offset for known in content.queues[key].values()})
+    place = places[min(which, len(places) - 1)]
+    size = SIZES["mapped_file_size_commit_log"]
+    with (root / "commitlog" / f"{place - place % size:020d}").open("r+b") as file:
+        file.seek(place % size)
+        file.write(b"\xff" * 40)
+    STATES[state](root)
+    for step in ROADS[road]:
+        step(kind, root)
+    with kind.open(root, mode="r") as store:
+        for queue in kind.queues:
+            found = read_on(store.queue(*queue))[0]
+            there = {n: known for n, known in content.queues[queue].items() if known.commit_log_offset != place}
+            assert {number: found.get(number) for number in there} == there
+            assert found.keys() <= content.queues[queue].keys()

@@ -87,7 +87,9 @@ def summary(report: "VerifyReport", seconds: float) -> str:
             "the store is open, or was not closed; opening it for writing adds them"
         )
     if report.missing:
-        rows["missing"] = f"{missing_text(report.missing)}; {command('repair', report.root)} looks for the records"
+        rows["missing"] = (
+            f"{missing_text(report.missing)}; lost before, or {command('repair', report.root)} finds their records"
+        )
     if report.gone_count:
         rows["before it"] = before_log(report.gone_count)
     rows["result"] = "no problem" if report.ok else counted(report.problem_count, "problem")

@@ -27,14 +27,14 @@ from stratalog.layout.light import is_light, light_offset
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import FILLER_SIZE, is_extension_address, is_filler
+from stratalog.layout.queue import FILLER_SIZE, LOST_TAGS_CODE, is_extension_address, is_filler
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import Dispatcher, QueueBegin
 from stratalog.store.extension import lacks_extension
-from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
+from stratalog.store.log_scan import Damage, is_record, lies_in_damage, newest_before, next_record
 from stratalog.store.queue_set import UnitQueue
 
 RESTORE_LOG = (
@@ -44,6 +44,7 @@ RESTORE_LOG = (
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _QUEUES_ASKED = 8
+_LOST_IN_FRONT_MAX = 1 << 12
 
 
 class Torn(NamedTuple):
@@ -213,14 +214,23 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 
 def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
-    """Where a queue's messages begin, if its first unit leads to a whole record of that offset."""
-    number = queue.min_offset(log.first_offset)
-    if number >= queue.end_offset:
+    """Where a queue's messages begin, if its first unit leads to a whole record of that offset, or to a damaged one.
+    Lost messages in front of it are among them."""
+    begin = number = queue.min_offset(log.first_offset)
+    limit = min(queue.end_offset, begin + _LOST_IN_FRONT_MAX)
+    while number < limit and queue.unit(number)[2] == LOST_TAGS_CODE:
+        number += 1
+    if number >= limit:
         return None
     commit_log_offset, size, _ = queue.unit(number)
     record = _record_at(log, commit_log_offset)
-    is_own = record is not None and record.total_size == size and has_place(record, queue.topic, queue.queue_id, number)
-    return QueueBegin(number, commit_log_offset) if is_own else None
+    if record is not None:
+        is_own = record.total_size == size and has_place(record, queue.topic, queue.queue_id, number)
+    else:
+        is_own = log.first_offset <= commit_log_offset < log.end_offset and lies_in_damage(
+            *log.file_at(commit_log_offset)
+        )
+    return QueueBegin(begin, commit_log_offset) if is_own else None
 
 
 def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:

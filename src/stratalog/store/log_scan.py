@@ -313,6 +313,22 @@ def closes_file(file: MappedFile, position: int, base_offset: int) -> bool:
     return newest >= 0 and _stored_ms(file, following) < _stored_ms(file, newest)
 
 
+def lies_in_damage(file: MappedFile, position: int) -> bool:
+    """Whether a position of a log file lies in bytes that are no whole record, before the file's end or another one."""
+    positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
+    begin, base_offset = 0, int(file.path.name)
+    while True:
+        _, stop, status = scan(file.address, begin, file.size, base_offset, VERIFY, positions, sizes)
+        if position < stop:
+            return False
+        if status == ScanStatus.FULL:
+            begin = stop
+            continue
+        begin = next_record(file, stop + 1, base_offset)
+        if begin < 0 or position < begin:
+            return position < file.data_end and not closes_file(file, stop, base_offset)
+
+
 def newest_before(file: MappedFile, position: int, base_offset: int) -> int:
     """Position of the last whole record of a log file before a position, -1 when there is none."""
     positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)

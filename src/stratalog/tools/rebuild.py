@@ -301,7 +301,7 @@ def clear_staging(root: Path) -> None:
 def _told_unqueued(records: list[Record]) -> str:
     first = records[0]
     return (
-        f"{len(records):,} messages of the log would be missing in their queues, the first at log offset "
+        f"messages of the log that would be missing in their queues: {len(records):,}, the first at log offset "
         f"{first.commit_log_offset:,}: it says that it has offset {first.queue_offset:,} in "
         f"{first.topic.decode(errors='replace')}/{first.queue_id}, and other records say otherwise"
     )

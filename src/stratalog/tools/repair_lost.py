@@ -136,6 +136,7 @@ class Judge:
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
+            self._refuse_second_topic(queue)
             places = queue.outvoted()
             by_units = not self._are_of_opening(queue, places)
             if not by_units:
@@ -190,6 +191,21 @@ class Judge:
         given_up = {row[0] for _, row in outcast} - proposed.keys()
         self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
+
+    @staticmethod
+    def _refuse_second_topic(queue: QueueEvidence) -> None:
+        """Raise `CorruptData` where the messages of a queue begin again at 0 and go on: those of a topic that was
+        deleted and created again, whose first units are lost."""
+        begins = np.flatnonzero((queue.numbers[1:-1] == 0) & (queue.numbers[2:] == queue.ends[1:-1])) + 1
+        again = [at for at in begins.tolist() if queue.ends[at - 1] > queue.ends[at]]
+        if again:
+            topic, queue_id = queue.key
+            raise CorruptData(
+                f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
+                f"{int(queue.offsets[again[-1]]):,}, as those of a topic that was deleted and created again. Only the "
+                "files of that queue tell which of them are to be served, and they are lost or another queue's: "
+                "restore them from a copy"
+            )
 
     def _are_of_opening(self, queue: QueueEvidence, outvoted: list[int]) -> bool:
         """Whether the units of a queue were written after records were damaged, from what these say now: else one would
@@ -311,7 +327,8 @@ class Judge:
         if is_light(queue.key[0]):
             return []
         if len(numbers) == 1:
-            return [0] if numbers[0] > 0 and not queue.has_units and not queue.certain[0] else []
+            has_own_units = queue.has_units and not queue.lost_numbers  # else an opening wrote them
+            return [0] if numbers[0] > 0 and not has_own_units and not queue.certain[0] else []
         restored_numbers = sorted(mend.claim.queue_offset for mend in self._proposed.get(queue.key, {}).values())
         ahead = np.flatnonzero((numbers[1:] > ends[:-1]) & ~queue.certain[1:]) + 1
         return [

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS
-from stratalog.store.disk import UNFINISHED, Disk
+from stratalog.store.disk import UNFINISHED, Disk, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.log_scan import misnamed_step
+from stratalog.store.log_scan import lies_in_damage, misnamed_step
 from stratalog.store.sizes import check_given_size, check_log_size
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
@@ -308,6 +309,16 @@ def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
             finally:
                 file.close()
     return None
+
+
+def is_in_damage(root: Path, commit_log_offset: int, disk: Disk) -> bool:
+    """Whether a log offset lies in bytes of the log that are no whole record."""
+    for name, size in disk.files(root / names.COMMIT_LOG).items():
+        start = offset_of(name)
+        if start is not None and start <= commit_log_offset < start + size:
+            with contextlib.suppress(OSError), closing(PrivateDisk().map(root / names.COMMIT_LOG / name)) as file:
+                return lies_in_damage(file, commit_log_offset - start)
+    return False
 
 
 def _add(

@@ -365,6 +365,8 @@ class QueueCheck:
             newest = int(queue.files.units(queue.next - 1, 1)["commit_log_offset"][0]) if queue.next else None
             self._report.add_missing(*queue.files.key, queue.next, queue_offset, newest)
             known = fillers(stored) | self._is_damaged(stored)
+            if not self._report.clean:  # they are not written yet
+                known |= stored["size"] == 0
             for number in np.flatnonzero(~known).tolist():
                 self._add(
                     queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]), _REPAIR
