@@ -343,3 +343,31 @@ def test_a_type_that_the_records_contradict_is_named_and_nothing_is_built_by_it(
     assert verify(tmp_path).ok
     with stratalog.open(tmp_path, mode="r") as store:
         assert len(list(store.queue("batches").read())) == 20
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("position", range(len("BatchCQ")))
+def test_a_queue_type_that_is_none_lets_no_batch_be_served_as_a_message(
+    position: int, state: str, has_copy: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = BATCH.made(root)
+    path = root / CONFIG / TOPICS
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[whole.index(b"BatchCQ") + position] ^= 1
+    path.write_bytes(changed)
+    (root / CONFIG / (TOPICS + COPY)).unlink(missing_ok=True)
+    if has_copy:
+        (root / CONFIG / (TOPICS + COPY)).write_bytes(whole)
+    if state == "killed":
+        (root / ABORT).touch()
+        (root / SNAPSHOT).unlink()
+    assert not verify(root).ok
+    for _ in range(2):
+        with BATCH.open(root) as store:
+            for key in BATCH.queues:
+                assert read_on(store.queue(*key)) == (content.queues[key], [], set())
+                assert store.queue(*key).max_offset == len(content.queues[key])
+            assert any("queue type" in note for note in store.recovery.notes)

@@ -30,6 +30,8 @@ LMQ_CONSUMER_OFFSETS = "lmqConsumerOffset.json"
 DELAY_OFFSETS = "delayOffset.json"
 SUBSCRIPTION_GROUPS = "subscriptionGroup.json"
 COPY = ".bak"
+QUEUE_TYPE = "queue.type"
+_QUEUE_TYPES = ("SimpleCQ", "BatchCQ", "RocksDBCQ")
 _EMPTY = "is empty"
 _ON_ONE_LINE = frozenset({"timermetrics", "transactionMetrics"})
 
@@ -76,7 +78,22 @@ def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | No
         value = decode_loose_json(data)
     except CorruptData as error:
         return None, f"is no JSON ({error})"
-    return (value, None) if isinstance(value, dict) else (None, "holds no JSON object")
+    if not isinstance(value, dict):
+        return None, "holds no JSON object"
+    fault = content_fault(path, value)
+    return (None, fault) if fault else (value, None)
+
+
+def content_fault(path: Path, value: Any) -> str | None:
+    """What a file cannot say, though it is JSON: a topic's queue type that is none (RocketMQ does not load the store),
+    by which batches would be taken for messages."""
+    table = value.get("topicConfigTable") if path.name.removesuffix(COPY) == TOPICS and isinstance(value, dict) else {}
+    for name, entry in table.items() if isinstance(table, dict) else ():
+        attributes = entry.get("attributes") if isinstance(entry, dict) else None
+        kind = attributes.get(QUEUE_TYPE) if isinstance(attributes, dict) else None
+        if kind is not None and kind not in _QUEUE_TYPES:
+            return f"says that topic {name} has the queue type {kind!r}, which is none"
+    return None
 
 
 def write_config(directory: Path, name: str, value: dict[str | int, Any], disk: Disk, *, release: Release) -> None:

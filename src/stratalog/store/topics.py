@@ -27,13 +27,12 @@ from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
-from stratalog.store.config_files import COPY, TOPICS, read_config, write_config
+from stratalog.store.config_files import COPY, QUEUE_TYPE, TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
 
 QueueType = Literal["SimpleCQ", "BatchCQ"]
 """SimpleCQ: a unit a message (ConsumeQueue). BatchCQ: a unit a batch, which is one record (BatchConsumeQueue)."""
 
-_QUEUE_TYPE = "queue.type"
 _QUEUE_TYPES = ("SimpleCQ", "BatchCQ")
 _READ_WRITE = 6
 _QUEUE_COUNT_DEFAULT = 16
@@ -177,7 +176,7 @@ class Topics:
 def _entry_of(name: str, queue_type: QueueType, queues: int) -> dict[str, Any]:
     """A new topic as RocketMQ writes it: members sorted by name."""
     return {
-        "attributes": {_QUEUE_TYPE: queue_type} if queue_type != "SimpleCQ" else {},
+        "attributes": {QUEUE_TYPE: queue_type} if queue_type != "SimpleCQ" else {},
         "order": False,
         "perm": _READ_WRITE,
         "readQueueNums": queues,
@@ -208,7 +207,7 @@ def _config_of(name: str, entry: dict[str, Any]) -> TopicConfig:
     """A topic as somebody wrote it: what is absent or of another kind has its default, as fastjson leaves it."""
     given = entry.get("attributes")
     attributes = {str(key): str(value) for key, value in (given.items() if isinstance(given, dict) else ())}
-    kind = attributes.get(_QUEUE_TYPE)
+    kind = attributes.get(QUEUE_TYPE)
     return TopicConfig(
         name=name,
         queue_type=cast(QueueType, kind) if kind in _QUEUE_TYPES else "SimpleCQ",

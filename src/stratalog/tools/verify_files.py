@@ -14,7 +14,7 @@ from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
-from stratalog.store.config_files import TOPICS
+from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.log_scan import lies_in_damage, misnamed_step
@@ -212,10 +212,9 @@ def config_fault(path: Path, disk: Disk) -> str | None:
         content = disk.read(path)
         if not content:
             return "no file" if content is None else "an empty file"
-        decode_loose_json(content)
+        return content_fault(path, decode_loose_json(content))
     except CorruptData as error:
         return str(error)
-    return None
 
 
 def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:

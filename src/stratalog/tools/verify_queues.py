@@ -13,7 +13,7 @@ from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEWS, QUEUE_NEXT_OFFSET, QueueKind
 from stratalog.layout.light import allows_light, is_light
-from stratalog.layout.message import Record, decode_record
+from stratalog.layout.message import HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     CONFIG,
@@ -44,6 +44,8 @@ from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Pr
 from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
+_FLAG = HEAD.position("flag")
+_LOST = np.frombuffer(LOST_FLAG.to_bytes(4, "big"), np.uint8)
 
 
 _REPAIR = (
@@ -154,6 +156,7 @@ class QueueCheck:
 
     def check(self, chunk: Chunk) -> None:
         """Compare the units of these records."""
+        self._report.fillers += _fillers(chunk)
         outside = list(batches_outside(chunk.file, chunk.positions, self._topics))
         if outside and self._report.is_live:  # a topic may have been created meanwhile
             self._topics = Topics(self._root, self._disk)
@@ -237,7 +240,7 @@ class QueueCheck:
         first = begin.queue_offset if begin else first
         if files:
             offset = begin.commit_log_offset if begin else record.commit_log_offset
-            self._report.add_missing_in_front(*files.key, first, offset)
+            self._report.add_missing_in_front(files.key, first, offset)
         row = self._table.add(topic, record.queue_id, first, kind=kind)
         self._table.rows[row][QUEUE_NEWS] = begin.commit_log_offset + 1 if begin else 0
         self._row_of[topic, record.queue_id] = row
@@ -362,8 +365,8 @@ class QueueCheck:
                 )  # fmt: skip
                 return False
             stored = queue.files.units(queue.next, queue_offset - queue.next)
-            newest = int(queue.files.units(queue.next - 1, 1)["commit_log_offset"][0]) if queue.next else None
-            self._report.add_missing(*queue.files.key, queue.next, queue_offset, newest)
+            newest = int(queue.files.units(queue.next - 1, 1)["commit_log_offset"][0]) if queue.next else 0
+            self._report.add_missing(queue.files.key, queue.next, queue_offset, newest, record.commit_log_offset)
             known = fillers(stored) | self._is_damaged(stored)
             if not self._report.clean:  # they are not written yet
                 known |= stored["size"] == 0
@@ -486,7 +489,7 @@ class QueueCheck:
         )
         if lost.size:
             newest = int(stored["commit_log_offset"][lost[0]])
-            self._report.add_missing(*files.key, first + int(lost[0]), first + int(lost[-1]) + 1, newest)
+            self._report.add_missing(files.key, first + int(lost[0]), first + int(lost[-1]) + 1, newest)
 
     def _is_damaged(self, stored: Units) -> NDArray[np.bool_]:
         return self._report.are_in_damage(stored["commit_log_offset"]) & (stored["size"] > 0)
@@ -497,6 +500,16 @@ class QueueCheck:
         path, position = files.place(queue_offset)
         what = f"unit {queue_offset:,} of queue {files.name} to hold {expected}"
         self._report.add(Problem("queue", path, position, what, found, next_step))
+
+
+def _fillers(chunk: Chunk) -> list[int]:
+    """Log offsets of the records that a repair left and that stand for no known message."""
+    flags = chunk.file.view[chunk.positions[:, None] + _FLAG + np.arange(len(_LOST))]
+    positions = chunk.positions[(flags == _LOST).all(axis=1)].tolist()
+    return [
+        chunk.base_offset + position for position in positions
+        if not enters_queue(HEAD.unpack(chunk.file.view.data, position).sys_flag)
+    ]  # fmt: skip
 
 
 def _topic_of(record: Record) -> str:

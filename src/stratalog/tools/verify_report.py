@@ -19,6 +19,7 @@ from stratalog.store.recovery import Damage
 
 CHUNK_RECORDS = 1 << 16
 LISTED_MAX = 1000
+_FOREVER = 2**63 - 1
 """Problems that are kept with all they say; later ones are only counted."""
 REPAIR = "let `stratalog repair STORE` build queues, index and checkpoint again from the log"
 """What to do: unlike a rebuild it mends the log first where it has to. STORE is the store's path in a report."""
@@ -67,6 +68,8 @@ class VerifyReport:
     """Messages of topics that were deleted and created again: the queues begin after them."""
     missing: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Topic, queue id and offsets [first, end) that no record has, though no damage of the log explains it."""
+    fillers: list[int] = field(default_factory=list)
+    """Log offsets of the records that a repair left where no placeholder had room."""
     units_behind: int = 0
     index_items_behind: int = 0
     damages: list[Damage] = field(default_factory=list)
@@ -123,17 +126,19 @@ class VerifyReport:
             step = "restore the newest files of commitlog/ before the store is opened for writing, which drops this"
             self.add(Problem(part, path, position, "nothing after the end of the log", found, step))
 
-    def add_missing(self, topic: str, queue_id: int, first: int, end: int, newest: int | None) -> None:
-        """Offsets [first, end) of a queue have no record; the one before them stands at log offset `newest`, if there
-        is one."""
-        if first < end and not any(damage.end > (newest or 0) for damage in self.damages):
-            self.missing.append((topic, queue_id, first, end))
+    def add_missing(self, queue: tuple[str, int], first: int, end: int, after: int, before: int = _FOREVER) -> None:
+        """Offsets [first, end) of a queue have no record between two log offsets. Damage there explains it, and so does
+        what a repair left in its place."""
+        covered = ((at, at + 1) for at in self.fillers)
+        ranges = (*((damage.begin, damage.end) for damage in self.damages), *covered)
+        if first < end and not any(begin < before and stop > after for begin, stop in ranges):
+            self.missing.append((*queue, first, end))
 
-    def add_missing_in_front(self, topic: str, queue_id: int, end: int, commit_log_offset: int) -> None:
+    def add_missing_in_front(self, queue: tuple[str, int], end: int, commit_log_offset: int) -> None:
         """The first record of a queue stands there and has that offset. A later log may have had those before it, and
         where this one has no room for them an earlier log had."""
         if not self.log_begin and end <= commit_log_offset // FIXED_SIZE_V1:
-            self.add_missing(topic, queue_id, 0, end, None)
+            self.add_missing(queue, 0, end, 0, commit_log_offset)
 
     def in_damage(self, commit_log_offset: int) -> bool:
         """Whether a log offset lies in a damaged range: what points there is a consequence, no problem of its own."""

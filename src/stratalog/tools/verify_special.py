@@ -112,9 +112,9 @@ class SpecialQueues:
     def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
         """The next record of a queue has the offsets [first, end)."""
         if queue.numbers:
-            self._report.add_missing(*key, queue.end, first, queue.newest)
+            self._report.add_missing(key, queue.end, first, queue.newest, record.commit_log_offset)
         else:
-            self._report.add_missing_in_front(*key, first, record.commit_log_offset)
+            self._report.add_missing_in_front(key, first, record.commit_log_offset)
         queue.end, queue.newest = end, record.commit_log_offset
 
     def _is_deleted(self, queue: _Expected, queue_offset: int, record: Record) -> bool:
@@ -208,7 +208,7 @@ class SpecialQueues:
         lost = (stored["tags_code"] == LOST_TAGS_CODE) & (newest >= self._report.log_begin) & (firsts >= end)
         if lost.any():
             self._report.add_missing(
-                *key, int(firsts[lost].min()), int((firsts + counts)[lost].max()), int(newest[lost].min())
+                key, int(firsts[lost].min()), int((firsts + counts)[lost].max()), int(newest[lost].min())
             )
 
     def _check_run(self, name: str, queue: _Expected, stored: Units, places: Any) -> None:
