@@ -370,10 +370,10 @@ class QueueCheck:
             known = fillers(stored) | self._is_damaged(stored)
             if not self._report.clean:  # they are not written yet
                 known |= stored["size"] == 0
-            for number in np.flatnonzero(~known).tolist():
-                self._add(
-                    queue.files, queue.next + number, "no record, none has this offset", _told(stored[number]), _REPAIR
-                )
+            if not known.all():
+                first, more = int(np.argmin(known)), int(np.count_nonzero(~known)) - 1
+                found = _told(stored[first]) + (f"; {more:,} later ones like it" if more else "")
+                self._add(queue.files, queue.next + first, "no record, none has this offset", found, _REPAIR)
             queue.next = queue_offset
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
