@@ -189,6 +189,26 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     check(kind, root, content, places[which], reports, knows_units=knows_units)
 
 
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("steps", [steps for steps in STEPS if steps.endswith("repair")])
+@pytest.mark.parametrize("which", [5, 9, 15])
+@pytest.mark.parametrize("field", ["topic", "queue id, nobody's", "queue offset, one bit", "flags, prepared"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_a_record_between_others_is_restored_whatever_was_run_before_a_repair(
+    kind: Kind, field: str, which: int, steps: str, tmp_path: Path
+) -> None:
+    """Queues that an opening or a rebuild wrote say what the damaged record says: they are no evidence for it."""
+    root = tmp_path / "store"
+    content = made(kind, root, "killed, no units")
+    key = kind.queues[0]
+    change(root, list(dict.fromkeys(known.commit_log_offset for known in content.queues[key].values()))[which], field)
+    STEPS[steps](Reports(), kind, root, key)
+    with kind.open(root) as store:
+        for queue in kind.queues:
+            found = read_on(store.queue(*queue))[0]
+            assert {number: found.get(number) for number in content.queues[queue]} == content.queues[queue]
+
+
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES)

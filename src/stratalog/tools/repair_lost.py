@@ -314,7 +314,7 @@ class Judge:
                 found = [
                     claim for claim in self._from_holes(offset, own)
                     if claim.key != queue.key
-                    and (is_alone or self._evidence.queue(*claim.key).room_at(offset)[1] is not None)
+                    and ((is_alone and not queue.has_units) or self._evidence.queue(*claim.key).room_at(offset)[1] is not None)
                 ]  # fmt: skip
                 if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
                     queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
@@ -327,7 +327,7 @@ class Judge:
         if is_light(queue.key[0]):
             return []
         if len(numbers) == 1:
-            has_own_units = queue.has_units and not queue.lost_numbers  # else an opening wrote them
+            has_own_units = queue.has_units and self._log_begin > 0 and not queue.lost_numbers  # else of an opening
             return [0] if numbers[0] > 0 and not has_own_units and not queue.certain[0] else []
         restored_numbers = sorted(mend.claim.queue_offset for mend in self._proposed.get(queue.key, {}).values())
         ahead = np.flatnonzero((numbers[1:] > ends[:-1]) & ~queue.certain[1:]) + 1
