@@ -311,11 +311,9 @@ class Judge:
                 own = Claim(*queue.key, number, size, end - number if queue.is_batch else 0)
                 if not self._gaps_at(offset, own):
                     continue
-                found = [
-                    claim for claim in self._from_holes(offset, own)
-                    if claim.key != queue.key
-                    and ((is_alone and not queue.has_units) or self._evidence.queue(*claim.key).room_at(offset)[1] is not None)
-                ]  # fmt: skip
+                found = [claim for claim in self._from_holes(offset, own) if claim.key != queue.key]
+                if not is_alone or queue.has_units:  # the end of another queue is no hole
+                    found = [c for c in found if self._evidence.queue(*c.key).room_at(offset)[1] is not None]
                 if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
                     queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
                     queue.lost_numbers = [] if is_alone else queue.lost_numbers
