@@ -196,13 +196,12 @@ class Judge:
     def _refuse_second_topic(queue: QueueEvidence) -> None:
         """Raise `CorruptData` where the messages of a queue begin again at 0 and go on: those of a topic that was
         deleted and created again, whose first units are lost."""
-        begins = np.flatnonzero((queue.numbers[1:-1] == 0) & (queue.numbers[2:] == queue.ends[1:-1])) + 1
-        again = [at for at in begins.tolist() if queue.ends[at - 1] > queue.ends[at]]
-        if again:
+        begins = np.flatnonzero((queue.numbers[:-1] == 0) & (queue.numbers[1:] == queue.ends[:-1]))
+        if len(begins) > 1:
             topic, queue_id = queue.key
             raise CorruptData(
                 f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
-                f"{int(queue.offsets[again[-1]]):,}, as those of a topic that was deleted and created again. Only the "
+                f"{int(queue.offsets[begins[-1]]):,}, as those of a topic that was deleted and created again. Only the "
                 "files of that queue tell which of them are to be served, and they are lost or another queue's: "
                 "restore them from a copy"
             )
