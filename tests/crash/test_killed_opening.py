@@ -90,7 +90,7 @@ def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root:
     return calls
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stop", ["clean", "killed", "RocketMQ killed"])

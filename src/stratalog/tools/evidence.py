@@ -495,10 +495,12 @@ def written_units(
         yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
 
 
-def live_begin(root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk) -> QueueBegin | None:
+def live_begin(
+    root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk, *, mended: Collection[int] = ()
+) -> QueueBegin | None:
     """Where a queue's messages begin, if the first of its units that leads into the log leads to a whole record of that
-    offset, or to a damaged one; lost messages in front of it are among them. Raises `OSError` for what cannot be
-    read."""
+    offset, or to a damaged one; lost messages in front of it are among them, but for those that were just `mended`, by
+    log offset. Raises `OSError` for what cannot be read."""
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
     lost = set[int]()
@@ -510,6 +512,8 @@ def live_begin(root: Path, queue: QueueKey, directory: Path, layout: Layout, dis
             number, offset = int(numbers[led[0]]), int(offsets[led[0]])
             record = record_at(root, offset, disk)
             is_own = has_place(record, *queue, number) if record else is_in_damage(root, offset, disk)
+            found = [record_at(root, at, disk) for at in mended if at < offset] if lost else []
+            lost -= {one.queue_offset for one in found if one and has_place(one, *queue, one.queue_offset)}
             return QueueBegin(_first_of(number, lost), offset) if is_own else None
     return None
 

@@ -45,7 +45,6 @@ from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 _FLAG = HEAD.position("flag")
-_LOST = np.frombuffer(LOST_FLAG.to_bytes(4, "big"), np.uint8)
 
 
 _REPAIR = (
@@ -504,8 +503,9 @@ class QueueCheck:
 
 def _fillers(chunk: Chunk) -> list[int]:
     """Log offsets of the records that a repair left and that stand for no known message."""
-    flags = chunk.file.view[chunk.positions[:, None] + _FLAG + np.arange(len(_LOST))]
-    positions = chunk.positions[(flags == _LOST).all(axis=1)].tolist()
+    kind = HEAD.dtype["flag"]
+    flags = chunk.file.view[chunk.positions[:, None] + _FLAG + np.arange(kind.itemsize)].view(kind)[:, 0]
+    positions = chunk.positions[flags == LOST_FLAG].tolist()
     return [
         chunk.base_offset + position for position in positions
         if not enters_queue(HEAD.unpack(chunk.file.view.data, position).sys_flag)
