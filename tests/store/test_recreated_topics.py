@@ -338,17 +338,17 @@ ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
-@pytest.mark.parametrize("which", [0, 1, 5, -1])
-@pytest.mark.parametrize("count", [4, FEWER, MORE])
 @pytest.mark.parametrize(
-    ("kind", "road"),
+    ("road", "which"),
     [
-        pytest.param(kind, road, id=f"{kind}-{road}")
-        for kind in KINDS
+        (road, which)
         for road in ROADS
-        if kind.name != "batch" or road != "rebuilt, repaired"  # rebuilt first, no unit says that a batch is lost
+        for which in (0, 1, 5, -1)
+        if (road, which) != ("rebuilt, repaired", 0)  # no unit says any more that the first message is lost
     ],
 )
+@pytest.mark.parametrize("count", [4, FEWER, MORE])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_damage_in_the_second_topic_hides_none_of_its_other_messages(
     kind: Kind, count: int, which: int, state: str, road: str, tmp_path: Path
 ) -> None:

@@ -215,9 +215,9 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
     """Where a queue's messages begin, if its first unit leads to a whole record of that offset, or to a damaged one.
-    Lost messages in front of it are among them."""
-    begin = number = queue.min_offset(log.first_offset)
-    limit = min(queue.end_offset, begin + _LOST_IN_FRONT_MAX)
+    (Units of lost messages are passed over.)"""
+    number = queue.min_offset(log.first_offset)
+    limit = min(queue.end_offset, number + _LOST_IN_FRONT_MAX)
     while number < limit and queue.unit(number)[2] == LOST_TAGS_CODE:
         number += 1
     if number >= limit:
@@ -230,7 +230,7 @@ def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
         is_own = log.first_offset <= commit_log_offset < log.end_offset and lies_in_damage(
             *log.file_at(commit_log_offset)
         )
-    return QueueBegin(begin, commit_log_offset) if is_own else None
+    return QueueBegin(number, commit_log_offset) if is_own else None
 
 
 def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:

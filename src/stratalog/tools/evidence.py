@@ -103,11 +103,11 @@ class QueueEvidence:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
-    def remove_deleted(self, begin: int, number: int, commit_log_offset: int, log_begin: int) -> dict[int, int]:
-        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes. Its
-        messages [begin, number) are lost: a single record with another number is rather one of these."""
-        is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= begin)
-        if not log_begin and number and is_deleted.sum() == 1 and self.numbers[is_deleted][0] >= number:
+    def remove_deleted(self, queue_offset: int, commit_log_offset: int, log_begin: int) -> dict[int, int]:
+        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes. A
+        single one is rather the queue's first message, if that is missing."""
+        is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
+        if not log_begin and queue_offset and np.count_nonzero(is_deleted) == 1:
             return {}
         found = dict(zip(self.offsets[is_deleted].tolist(), self.sizes[is_deleted].tolist(), strict=True))
         self.remove(np.flatnonzero(is_deleted).tolist())
@@ -359,7 +359,7 @@ class Evidence:
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
         for key, begin in noted_begins(self._root, self._disk).items():
             if key in self.queues:
-                self._deleted |= self.queues[key].remove_deleted(begin[0], *begin, log_begin)
+                self._deleted |= self.queues[key].remove_deleted(*begin, log_begin)
         # Another queue's unit leads to it: it is no message of a deleted topic.
         self.hidden |= {offset: size for offset, size in self._deleted.items() if offset in self.claims}
         for claims in self.claims.values():  # a record stands in one queue
@@ -378,7 +378,6 @@ class Evidence:
         queue.units_end = int(ends.max(initial=0))
         is_in_log = is_lost & (offsets >= log_begin)  # the others say where a queue of expired messages ends
         queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
-        lost = set(numbers[tags_codes == LOST_TAGS_CODE].tolist())
         is_gone = ~is_lost & (offsets < log_begin)
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
@@ -390,8 +389,7 @@ class Evidence:
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
         if agrees[:1].any() or (len(offsets) and is_in_damage(self._root, int(offsets[0]), self._disk)):
-            first = _first_of(int(numbers[0]), lost)
-            self._deleted |= queue.remove_deleted(first, int(numbers[0]), int(offsets[0]), log_begin)
+            self._deleted |= queue.remove_deleted(int(numbers[0]), int(offsets[0]), log_begin)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
@@ -495,34 +493,20 @@ def written_units(
         yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
 
 
-def live_begin(
-    root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk, *, mended: Collection[int] = ()
-) -> QueueBegin | None:
+def live_begin(root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk) -> QueueBegin | None:
     """Where a queue's messages begin, if the first of its units that leads into the log leads to a whole record of that
-    offset, or to a damaged one; lost messages in front of it are among them, but for those that were just `mended`, by
-    log offset. Raises `OSError` for what cannot be read."""
+    offset, or to a damaged one. Raises `OSError` for what cannot be read."""
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
-    lost = set[int]()
     for numbers, offsets, _, _, tags_codes in written_units(directory, layout, disk):
-        is_lost = tags_codes == LOST_TAGS_CODE
-        led = np.flatnonzero((offsets >= log_begin) & ~is_lost)
-        lost.update(numbers[: led[0] if led.size else None][is_lost[: led[0] if led.size else None]].tolist())
+        led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
         if led.size:
-            number, offset = int(numbers[led[0]]), int(offsets[led[0]])
-            record = record_at(root, offset, disk)
-            is_own = has_place(record, *queue, number) if record else is_in_damage(root, offset, disk)
-            found = [record_at(root, at, disk) for at in mended if at < offset] if lost else []
-            lost -= {one.queue_offset for one in found if one and has_place(one, *queue, one.queue_offset)}
-            return QueueBegin(_first_of(number, lost), offset) if is_own else None
+            begin = QueueBegin(int(numbers[led[0]]), int(offsets[led[0]]))
+            record = record_at(root, begin.commit_log_offset, disk)
+            if record:
+                return begin if has_place(record, *queue, begin.queue_offset) else None
+            return begin if is_in_damage(root, begin.commit_log_offset, disk) else None
     return None
-
-
-def _first_of(number: int, lost: Collection[int]) -> int:
-    """The first of the lost messages that come directly before a queue offset."""
-    while number - 1 in lost:
-        number -= 1
-    return number
 
 
 def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size: int) -> None:

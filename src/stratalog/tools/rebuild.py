@@ -189,7 +189,7 @@ def rebuild_locked(
     clear_staging(root)
     sealed = sealed_ends(root, disk)
     try:
-        _prepare(root, staging, mended=mended)
+        _prepare(root, staging)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
@@ -219,8 +219,7 @@ def rebuild_locked(
             moved = {one: text for one, text in moved.items() if one in ends}
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            batch_topics = outside.keys() - topics.configs
-            _prepare(root, staging, batch_topics=batch_topics, light_queue=light, ends=ends, mended=mended)
+            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -466,21 +465,20 @@ def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iter
                 yield QueueEnd(topic, queue_id, newest[-1][2], 0), text if is_served else ""
 
 
-def _begins(root: Path, disk: Disk, mended: Collection[int]) -> Iterator[QueueEnd]:
+def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
     """Where the messages of each queue begin. Only its units tell those of a topic that was deleted and created again
     from those of the earlier one."""
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            if begin := live_begin(root, (topic, queue_id), directory, layout, disk, mended=mended):
+            if begin := live_begin(root, (topic, queue_id), directory, layout, disk):
                 yield QueueEnd(topic, queue_id, 0, 0, begin)
 
 
 def _prepare(
     root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "",
-    ends: Collection[QueueEnd] = (), mended: Collection[int] = (),
+    ends: Collection[QueueEnd] = (),
 ) -> None:  # fmt: skip
-    """A store with the same log, configuration and kinds of queues, and further ones; none ends before its `ends`, and
-    none begins after a record that was just `mended`."""
+    """A store with the same log, configuration and kinds of queues, and further ones; none ends before its `ends`."""
     foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
     if foreign:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
@@ -496,7 +494,7 @@ def _prepare(
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
     if noted := [
-        *_begins(root, disk, mended),
+        *_begins(root, disk),
         *noted_ends(root, disk),
         *ends,
     ]:  # of two for a queue the later one tells its end
