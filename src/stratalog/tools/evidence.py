@@ -23,7 +23,7 @@ from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
@@ -267,6 +267,11 @@ class Evidence:
     def add_repaired(self, ranges: list[tuple[int, int]]) -> None:
         """Log offsets [begin, end) of further such records."""
         self._repaired = sorted({*self._repaired, *ranges})
+
+    def has_directory(self, key: QueueKey) -> bool:
+        """Whether there is a directory for a queue's units, though its files may be lost."""
+        trees = (CONSUME_QUEUE, BATCH_CONSUME_QUEUE)
+        return is_topic(key[0]) and any((self._root / tree / key[0] / str(key[1])).is_dir() for tree in trees)
 
     def is_known(self, key: QueueKey) -> bool:
         """Whether a queue has records that can be read, or units."""

@@ -136,7 +136,8 @@ class Judge:
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
-            self._refuse_second_topic(queue)
+            if self._evidence.has_directory(queue.key):  # else the topic was deleted, and that is all
+                self._refuse_second_topic(queue)
             places = queue.outvoted()
             by_units = not self._are_of_opening(queue, places)
             if not by_units:
