@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import stratalog
 from store.kinds import (
     BATCH,
     EXTENDED,
@@ -18,7 +19,7 @@ from store.kinds import (
     Kind,
     read_on,
 )
-from store.model import scratch_folder
+from store.model import QUIET, scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.names import CONSUME_QUEUE
@@ -168,3 +169,21 @@ def test_a_message_stays_where_it_is_when_its_units_file_was_moved_to_another_qu
         newest.rename(kind.directory(root, ("topic", 0)) / newest.name)
         ends["topic", 0] += 1  # its newest message may be another queue's by damage: its offset is not given again
         assert held(repaired(root, kind), kind) == (messages, ends)
+
+
+def test_the_only_message_of_a_renamed_queue_stays_where_its_record_says_after_an_opening(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with stratalog.open(root, **SIZES, **QUIET) as store:
+        for _ in range(200):
+            store.put("topic", b"x" * 40, queue_id=0)
+        place = store.put("topic", b"only", queue_id=2).commit_log_offset
+    size = SIZES["mapped_file_size_commit_log"]
+    for path in sorted((root / "commitlog").iterdir())[: place // size]:  # as retention leaves it
+        path.unlink()
+    (root / "consumequeue" / "topic" / "2").rename(root / "consumequeue" / "topic" / "7")
+    stratalog.open(root, **SIZES, **QUIET).close()
+    report = repair(plan_repair(root))
+    assert any("topic/7" in note for note in report.notes)
+    with stratalog.open(root, **SIZES, **QUIET) as store:
+        assert [message.body for message in store.queue("topic", 2).read(0)] == [b"only"]
+        assert store.put("topic", b"new", queue_id=2).queue_offset == 1

@@ -355,7 +355,8 @@ class Judge:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
         begins_or_follows = number == low or low < 0
-        if begins_or_follows and high is None and number >= queue.units_end and not is_wrong:
+        is_free = number >= queue.units_end or bool(queue.supported[at])  # or an opening wrote its unit
+        if begins_or_follows and high is None and is_free and not is_wrong:
             # Its place is free: another queue's unit that is alone in its file is rather a misplaced file's.
             claims = [claim for claim in claims if claim.key == queue.key or claim.trust[0] >= 0]
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
