@@ -45,6 +45,7 @@ _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _QUEUES_ASKED = 8
 _LOST_IN_FRONT_MAX = 1 << 12
+_LOOKS_MAX = 64
 
 
 class Torn(NamedTuple):
@@ -213,9 +214,10 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     return is_other or tags_code == tags
 
 
-def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
+def live_begin(log: CommitLog, queue: UnitQueue, looks: dict[int, bool]) -> QueueBegin | None:
     """Where a queue's messages begin, if its first unit leads to a whole record of that offset, or to a damaged one.
-    (Units of lost messages are passed over.)"""
+    (Units of lost messages are passed over.) `looks` keeps the log offsets that were looked at for all queues: each
+    look may read a log file, so there are few."""
     number = queue.min_offset(log.first_offset)
     limit = min(queue.end_offset, number + _LOST_IN_FRONT_MAX)
     while number < limit and queue.unit(number)[2] == LOST_TAGS_CODE:
@@ -227,9 +229,9 @@ def live_begin(log: CommitLog, queue: UnitQueue) -> QueueBegin | None:
     if record is not None:
         is_own = record.total_size == size and has_place(record, queue.topic, queue.queue_id, number)
     else:
-        is_own = log.first_offset <= commit_log_offset < log.end_offset and lies_in_damage(
-            *log.file_at(commit_log_offset)
-        )
+        is_own = looks.get(commit_log_offset, False)
+        if len(looks) < _LOOKS_MAX and log.first_offset <= commit_log_offset < log.end_offset:
+            is_own = looks[commit_log_offset] = lies_in_damage(*log.file_at(commit_log_offset))
     return QueueBegin(number, commit_log_offset) if is_own else None
 
 

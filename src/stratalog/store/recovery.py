@@ -230,8 +230,9 @@ def recover(
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
         begins = {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
+        looks = dict[int, bool]()
         for queue in queues:
-            if live := live_begin(log, queue):
+            if live := live_begin(log, queue, looks):
                 begins.setdefault((queue.topic, queue.queue_id), live)
         newest = {queue: queue.newest_units(1) for queue in queues}
         ends = {
