@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from crash.faults import Stopped, install
-from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Kind, read_on
+from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Key, Kind, read_on
 from store.model import Clock
+from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK, OWN_MARK, SNAPSHOT
@@ -102,13 +103,13 @@ def fill(kind: Kind, store: MessageStore, content: Content, begin: int, end: int
         assert store.put("other", b"%d" % number).queue_offset == number
 
 
-def made(kind: Kind, root: Path, count: int, **settings: object) -> Content:
+def made(kind: Kind, root: Path, count: int, *, old: int = OLD, **settings: object) -> Content:
     """A store whose topic was created again; and what it holds."""
     content = Content()
     with kind.open(root, clock_ns=Clock(), **settings) as store:
-        fill(kind, store, Content(), 0, OLD)
+        fill(kind, store, Content(), 0, old)
         delete(store, kind)
-        fill(kind, store, content, OLD, OLD + count)
+        fill(kind, store, content, old, old + count)
     return content
 
 
@@ -338,15 +339,8 @@ ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
-@pytest.mark.parametrize(
-    ("road", "which"),
-    [
-        (road, which)
-        for road in ROADS
-        for which in (0, 1, 5, -1)
-        if (road, which) != ("rebuilt, repaired", 0)  # no unit says any more that the first message is lost
-    ],
-)
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("which", [0, 1, 5, -1])
 @pytest.mark.parametrize("count", [4, FEWER, MORE])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_damage_in_the_second_topic_hides_none_of_its_other_messages(
@@ -370,3 +364,71 @@ def test_damage_in_the_second_topic_hides_none_of_its_other_messages(
             there = {n: known for n, known in content.queues[queue].items() if known.commit_log_offset != place}
             assert {number: found.get(number) for number in there} == there
             assert found.keys() <= content.queues[queue].keys()
+
+
+CHANGES = [
+    *((field, which) for field in FIELDS for which in (0, 1, -1)),
+    *((change, 0) for change in ("record", "unit", "unit, one bit", "units")),
+]
+
+
+@pytest.mark.one_in(40)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(("field", "which"), CHANGES)
+@pytest.mark.parametrize("count", [1, 2, 3, FEWER])
+@pytest.mark.parametrize("old", [1, 2, 3, OLD])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_damage_brings_no_deleted_message_back(
+    kind: Kind, old: int, count: int, field: str, which: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """Every message of the second topic is served in its place or named, and none of the first. Where no unit of the
+    second topic is left, opening serves those of the first, as RocketMQ does; the others are named and stay."""
+    root, key = tmp_path / "store", kind.queues[0]
+    content = made(kind, root, 2 * count, old=2 * old)
+    places = list(dict.fromkeys(known.commit_log_offset for known in content.queues[key].values()))
+    place = places[which] if which < len(places) else places[-1]
+    damage(kind, root, key, place, field)
+    STATES[state](root)
+    log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    reports = Reports()
+    for step in road.split(", "):
+        try:
+            getattr(reports, step)(kind, root)
+        except CorruptData as error:
+            reports.texts.append(str(error))
+    names = [text for text in reports.texts if text]
+    if field.startswith("unit"):
+        assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    if field == "units" or (field.startswith("unit") and count == 1):
+        with kind.open(root) as store:
+            assert names or store.recovery.warning
+        return
+    with kind.open(root, mode="r") as store:
+        for queue in kind.queues:
+            expected, (found, errors, _) = content.queues[queue], read_on(store.queue(*queue))
+            for number, known in found.items():
+                assert known == expected.get(number), f"{queue} serves another at {number}"
+            lacking = [known.commit_log_offset for number, known in expected.items() if number not in found]
+            assert not lacking or names or errors, f"{queue} lacks what stands at {lacking}"
+            assert set(lacking) <= {place}, f"{queue} lacks what stands at {lacking}, not {place}"
+
+
+def damage(kind: Kind, root: Path, key: Key, place: int, field: str) -> None:
+    if field in FIELDS:
+        change(root, place, field)
+        return
+    if field == "record":
+        size = SIZES["mapped_file_size_commit_log"]
+        with (root / "commitlog" / f"{place - place % size:020d}").open("r+b") as file:
+            file.seek(place % size)
+            file.write(b"\xff" * 40)
+        return
+    for path in kind.files(root, key)[: None if field == "units" else 1]:
+        data = bytearray(path.read_bytes())
+        if field == "unit, one bit":
+            data[kind.layout.position("commit_log_offset") + 7] ^= 0x10
+        else:
+            end = len(data) if field == "units" else kind.layout.size
+            data[:end] = bytes(end)
+        path.write_bytes(data)

@@ -35,6 +35,7 @@ from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
 from stratalog.store.locks import free
 from stratalog.store.message import Message, message_at
+from stratalog.store.queue_begin import QueueBegin, QueueKey
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
 CHUNK_RECORDS = 1 << 16
@@ -102,14 +103,6 @@ class LeftOut(NamedTuple):
     queue_offset: int
 
 
-class QueueBegin(NamedTuple):
-    """The first message of a queue. Records of the queue that lie before it and have no smaller queue offset are of a
-    topic that was deleted and created again."""
-
-    queue_offset: int
-    commit_log_offset: int
-
-
 class Dispatcher:
     """Turns the log into queue units and index items.
 
@@ -126,7 +119,7 @@ class Dispatcher:
         self.index = index
         self.put_keys = index.put if index else None
         """Takes the records of each chunk to the index."""
-        self._set = queues
+        self.queue_set = queues
         self._delays = np.array(delay_table_ms(delay_levels), np.int64)
         self._is_closed = False
         self._is_broken_off = False
@@ -138,8 +131,10 @@ class Dispatcher:
         self.notes: list[str] = []
         self.left_out: dict[tuple[int, str], LeftOut] = {}
         """By log offset and topic."""
-        self.begins: dict[tuple[str, int], QueueBegin] = {}
-        """Where queues begin, if their first units agree with the records."""
+        self.begins: dict[QueueKey, QueueBegin] = {}
+        """Where queues begin, as far as that is known."""
+        self.doubtful_begins: dict[QueueKey, QueueBegin] = {}
+        """Those of them where a first unit and its record do not agree, or did not."""
         self.displaced: set[int] = set()
         """Log offsets of records that name a place which another message has, by its unit and its own fields."""
         self.gap_count = 0
@@ -190,11 +185,11 @@ class Dispatcher:
         units."""
         queue, kind, newest = None, QueueKind.PLAIN, -1
         if is_topic(topic) and queue_id >= 0:
-            queue, kind = self.queue(topic, queue_id), self._set.kind_of(topic)
+            queue, kind = self.queue(topic, queue_id), self.queue_set.kind_of(topic)
             begin = self.begins.get((topic, queue_id))
             if begin and begin.queue_offset <= queue_offset:
                 newest = begin.commit_log_offset
-            if self._set.beside_writer:  # units from here on may be later than the log was looked at
+            if self.queue_set.beside_writer:  # units from here on may be later than the log was looked at
                 queue.truncate(max(commit_log_offset, newest))
             if newest < 0 and (self._from_begin or not queue.end_offset):
                 queue.begin_before(queue_offset, commit_log_offset)
@@ -216,6 +211,18 @@ class Dispatcher:
         self._note(
             f"log offset {offset:,}: offset {queue_offset:,} in {topic}/{queue_id} cannot be, {why}; the message is "
             "not in that queue"
+        )
+
+    def begins_to_keep(self) -> dict[QueueKey, QueueBegin]:
+        """Where the queues begin whose units do not tell it to the next opening."""
+        return {key: begin for key, begin in self.doubtful_begins.items() if not self._tells(key, begin)}
+
+    def _tells(self, key: QueueKey, begin: QueueBegin) -> bool:
+        queue, number = self.queues.get(key), begin.queue_offset
+        return bool(
+            queue
+            and queue.first_offset <= number < queue.end_offset
+            and queue.unit(number)[0] == begin.commit_log_offset
         )
 
     def displace(self, place: LeftOut, commit_log_offset: int) -> None:
@@ -281,7 +288,7 @@ class Dispatcher:
             return first, int(self._positions[first]), ScanStatus.FULL
         record = self._record(file, 0)
         self._leave_out(_place_of(record), "another message has it")
-        if self._set.kind_of(_topic_of(record)) == QueueKind.LIGHT:
+        if self.queue_set.kind_of(_topic_of(record)) == QueueKind.LIGHT:
             self._take_light_places(message_at(file.map, int(self._positions[0])), 0)
             for row in list(self._waiting):
                 self._write_waiting(row)

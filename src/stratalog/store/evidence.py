@@ -17,7 +17,7 @@ A unit is sound when it is not zeros and points to a newer record than those bef
 agree with its record as well: it may be the torn rest of one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stratalog.errors import CorruptData
@@ -27,15 +27,16 @@ from stratalog.layout.light import is_light, light_offset
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import FILLER_SIZE, LOST_TAGS_CODE, is_extension_address, is_filler
+from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_extension_address, is_filler
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
-from stratalog.store.dispatch import Dispatcher, QueueBegin
+from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import lacks_extension
-from stratalog.store.log_scan import Damage, is_record, lies_in_damage, newest_before, next_record
-from stratalog.store.queue_set import UnitQueue
+from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
+from stratalog.store.queue_begin import LiveUnit, QueueBegin, QueueKey, first_units, has_place, live_begins
+from stratalog.store.queue_set import QueueSet, UnitQueue
 
 RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
@@ -44,8 +45,6 @@ RESTORE_LOG = (
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _QUEUES_ASKED = 8
-_LOST_IN_FRONT_MAX = 1 << 12
-_LOOKS_MAX = 64
 
 
 class Torn(NamedTuple):
@@ -214,31 +213,24 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     return is_other or tags_code == tags
 
 
-def live_begin(log: CommitLog, queue: UnitQueue, looks: dict[int, bool]) -> QueueBegin | None:
-    """Where a queue's messages begin, if its first unit leads to a whole record of that offset, or to a damaged one.
-    (Units of lost messages are passed over.) `looks` keeps the log offsets that were looked at for all queues: each
-    look may read a log file, so there are few."""
-    number = queue.min_offset(log.first_offset)
-    limit = min(queue.end_offset, number + _LOST_IN_FRONT_MAX)
-    while number < limit and queue.unit(number)[2] == LOST_TAGS_CODE:
-        number += 1
-    if number >= limit:
-        return None
-    commit_log_offset, size, _ = queue.unit(number)
-    record = _record_at(log, commit_log_offset)
-    if record is not None:
-        is_own = record.total_size == size and has_place(record, queue.topic, queue.queue_id, number)
-    else:
-        is_own = looks.get(commit_log_offset, False)
-        if len(looks) < _LOOKS_MAX and log.first_offset <= commit_log_offset < log.end_offset:
-            is_own = looks[commit_log_offset] = lies_in_damage(*log.file_at(commit_log_offset))
-    return QueueBegin(number, commit_log_offset) if is_own else None
-
-
-def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
-    """Whether a record says of itself that it has that offset in a queue, its own one or a light queue."""
-    own = _topic_of(record), record.queue_id, record.queue_offset
-    return own == (topic, queue_id, queue_offset) or light_offset(record.properties, topic) == queue_offset
+def begins_of(
+    log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet
+) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:
+    """Where the messages of queues begin whose first unit agrees with its record; and of the others, by `live_begins`.
+    Queues of which all messages expired are passed over."""
+    found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
+    for queue in queues:
+        newest, number = queue.last_unit(), queue.min_offset(log.first_offset)
+        if number < queue.end_offset:
+            commit_log_offset, size, _ = queue.unit(number)
+            record = leads_to_record(log, (commit_log_offset, size))
+            if record and has_place(record, queue.topic, queue.queue_id, number) and (not number or log.first_offset):
+                found[queue.topic, queue.queue_id] = QueueBegin(number, commit_log_offset)
+                continue
+        if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
+            layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT
+            doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
+    return found, live_begins(doubtful, log.files)
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

@@ -88,23 +88,22 @@ from stratalog.store.dispatch import (
     CHUNK_RECORDS,
     Dispatcher,
     LeftOut,
-    QueueBegin,
     may_be_lost,
     queue_offset_limit,
 )
 from stratalog.store.evidence import (
+    begins_of,
     check_belonging,
     checkpointed,
     drop_torn,
-    has_place,
     leads_to_record,
-    live_begin,
     queues_are_intact,
     sealed_start,
 )
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record
+from stratalog.store.queue_begin import QueueBegin, has_place
 from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
 from stratalog.store.snapshot import QueueEnd
@@ -229,11 +228,9 @@ def recover(
         # Where nothing was touched each queue is as it should be, and ten thousand need not be asked.
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
-        begins = {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
-        looks = dict[int, bool]()
-        for queue in queues:
-            if live := live_begin(log, queue, looks):
-                begins.setdefault((queue.topic, queue.queue_id), live)
+        begins, doubtful = begins_of(log, queues, dispatcher.queue_set)
+        doubtful |= {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
+        begins |= doubtful
         newest = {queue: queue.newest_units(1) for queue in queues}
         ends = {
             queue: _end_of(
@@ -269,6 +266,7 @@ def recover(
             one.record.commit_log_offset for one in (torn or {}).values() if one.is_displaced and one.record
         }
         dispatcher.begins.update((key, one) for key, one in begins.items() if one.commit_log_offset < end)
+        dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
             queue.rewind(min(kept_end, end))
             if torn is not None and not beside_writer:

@@ -31,9 +31,10 @@ from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import UNFINISHED, Disk, Stamp
-from stratalog.store.dispatch import Dispatcher, LeftOut, QueueBegin
+from stratalog.store.dispatch import Dispatcher, LeftOut
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.log_scan import Damage, is_finished, is_record
+from stratalog.store.queue_begin import QueueBegin, QueueKey
 
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
@@ -87,6 +88,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
     left_out: list[LeftOut] = []
     others: list[tuple[str, _QueueId, _UnitOffset]] = []
     """Topic, queue id and end of the queues that are in no `_Topic`."""
+    begins: list[tuple[str, _QueueId, _UnitOffset, _Offset]] = []
+    """Topic, queue id, and queue offset and log offset of the begin of the queues whose units do not tell it."""
 
 
 def store_snapshot(
@@ -99,10 +102,11 @@ def store_snapshot(
     if any(isinstance(queue, ExtendedQueue) for queue in queues):
         queues = []
     ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
+    begins = dispatcher.begins_to_keep()
     with contextlib.suppress(OSError):
         lock = disk.mark(root / names.LOCK, names.OWN_MARK)
         if not queues:
-            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset, ends)
+            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset, ends, begins)
             return
         for queue in queues:
             del ends[queue.topic, queue.queue_id]
@@ -121,20 +125,25 @@ def store_snapshot(
             [(damage.begin, damage.end, damage.reason) for damage in damages],
             left_out=list(left_out),
             others=[(*key, end) for key, end in ends.items()],
+            begins=[(*key, *begin) for key, begin in begins.items()],
         )
         _store(snapshot, root, disk)
 
 
 def note_damages(
     root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int,
-    ends: Mapping[tuple[str, int], int],
+    ends: Mapping[QueueKey, int], begins: Mapping[QueueKey, QueueBegin],
 ) -> None:  # fmt: skip
-    """A snapshot of nothing but the log's damage and the ends of queues; without any there is none."""
+    """A snapshot of nothing but the log's damage, and the ends and begins of queues; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
     others = [(*key, end) for key, end in ends.items()]
-    if noted or left_out or others:
-        empty = _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [])
-        _store(msgspec.structs.replace(empty, damages=noted, left_out=list(left_out), others=others), root, disk)
+    kept = [(*key, *begin) for key, begin in begins.items()]
+    if noted or left_out or others or kept:
+        snapshot = _Snapshot(
+            _NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], damages=noted, left_out=list(left_out),
+            others=others, begins=kept,
+        )  # fmt: skip
+        _store(snapshot, root, disk)
     else:
         disk.remove(root / names.SNAPSHOT)
 
@@ -149,10 +158,11 @@ def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) 
 
 
 def keep_ends(root: Path, disk: Disk) -> None:
-    """Remove the snapshot, of a store that is about to be repaired, but for the ends of queues in it."""
+    """Remove the snapshot, of a store that is about to be repaired, but for the ends and begins of queues in it."""
     snapshot, ends, sealed = _read(root, disk), noted_ends(root, disk), sealed_ends(root, disk)
+    begins = sealed_begins(root, disk)
     log = (snapshot.log_first_offset, snapshot.log_end_offset) if snapshot else (0, 0)
-    note_damages(root, disk, (), (), *log, sealed)
+    note_damages(root, disk, (), (), *log, sealed, begins)
     if ends:
         note_ends(root, disk, ends, log[0])
 
@@ -160,8 +170,8 @@ def keep_ends(root: Path, disk: Disk) -> None:
 def forget_ends(root: Path, disk: Disk) -> None:
     """Take from the snapshot what RocketMQ may have changed since."""
     snapshot = _read(root, disk)
-    if snapshot and (snapshot.ends or snapshot.topics or snapshot.others):
-        _store(msgspec.structs.replace(snapshot, lock=_NO_STAMP, topics=[], ends=[], others=[]), root, disk)
+    if snapshot and (snapshot.ends or snapshot.topics or snapshot.others or snapshot.begins):
+        _store(msgspec.structs.replace(snapshot, lock=_NO_STAMP, topics=[], ends=[], others=[], begins=[]), root, disk)
 
 
 def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
@@ -170,9 +180,20 @@ def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
     return snapshot.ends if snapshot and is_marked(root, disk) else []
 
 
-def noted_begins(root: Path, disk: Disk) -> dict[tuple[str, int], QueueBegin]:
-    """Where queues begin by what an opening noted that was killed."""
-    return {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted_ends(root, disk) if one.begin}
+def noted_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
+    """Where queues begin by what an opening noted that was killed, and by the snapshot, if the store `is_ours`."""
+    noted = {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted_ends(root, disk) if one.begin}
+    return sealed_begins(root, disk) | noted
+
+
+def sealed_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
+    """What `sealed_ends` is for ends: where the queues began whose units do not tell it."""
+    snapshot = _read(root, disk)
+    return _begins(snapshot) if snapshot and is_ours(root, disk) and _is_of_log(snapshot, root, disk) else {}
+
+
+def _begins(snapshot: _Snapshot) -> dict[QueueKey, QueueBegin]:
+    return {(topic, queue_id): QueueBegin(*begin) for topic, queue_id, *begin in snapshot.begins}
 
 
 def is_marked(root: Path, disk: Disk) -> bool:
@@ -183,6 +204,14 @@ def is_marked(root: Path, disk: Disk) -> bool:
 def is_ours(root: Path, disk: Disk) -> bool:
     """Whether only we can have put messages or deleted queues since our last clean stop."""
     return is_marked(root, disk) or (not disk.exists(root / names.ABORT) and _has_mark(root / names.LOCK, disk))
+
+
+def make_ours(root: Path, disk: Disk) -> None:
+    """Let what is in the snapshot count, until RocketMQ has the store."""
+    if disk.exists(root / names.ABORT):
+        disk.replace(root / names.ABORT, names.OWN_MARK)
+    else:
+        disk.mark(root / names.LOCK, names.OWN_MARK)
 
 
 def _has_mark(path: Path, disk: Disk) -> bool:
@@ -226,6 +255,10 @@ def _lost_ends(snapshot: _Snapshot, dispatcher: Dispatcher) -> list[QueueEnd]:
     ]  # fmt: skip
 
 
+def _noted_begins(snapshot: _Snapshot) -> list[QueueEnd]:
+    return [QueueEnd(*key, 0, 0, begin) for key, begin in _begins(snapshot).items()]
+
+
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
     text = msgspec.json.encode(snapshot)
     disk.replace(root / names.SNAPSHOT, b"%08x\n" % crc_of(text) + text)
@@ -261,7 +294,8 @@ def load_queues(
                 for topic in snapshot.topics
                 for queue in topic.queues
             ]
-            return all(same), damages, _lost_ends(snapshot, dispatcher) if is_known else []
+            noted = _noted_begins(snapshot) + _lost_ends(snapshot, dispatcher) if is_known else []
+            return all(same), damages, noted
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
@@ -276,6 +310,7 @@ def load_queues(
         ends = _lost_ends(snapshot, dispatcher)
         if seal is None:  # nothing refuses a log that lost its newest messages: units that are there may be cut
             ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
+        ends += _noted_begins(snapshot)
     noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
     return False, damages, ends + noted
 
@@ -351,7 +386,8 @@ def _read(root: Path, disk: Disk) -> _Snapshot | None:
         snapshot = msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
     except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
         return None
-    others = [end.topic for end in snapshot.ends] + [topic for topic, *_ in snapshot.others]
+    others = [one.topic for one in snapshot.ends] + [one[0] for one in snapshot.others]
+    others += [one[0] for one in snapshot.begins]
     return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
 
 

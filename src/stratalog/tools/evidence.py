@@ -10,7 +10,7 @@ import contextlib
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,28 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_lig
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
-from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
-from stratalog.layout.record import Layout
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk
-from stratalog.store.dispatch import QueueBegin, may_be_lost
-from stratalog.store.evidence import has_place
+from stratalog.store.dispatch import may_be_lost
+from stratalog.store.queue_begin import (
+    LiveUnit,
+    QueueBegin,
+    QueueKey,
+    first_units,
+    has_place,
+    live_begins,
+    written_units,
+)
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.snapshot import noted_begins
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import is_in_damage, queue_directories, record_at
+from stratalog.tools.verify_files import log_files, queue_directories, record_at
+from stratalog.tools.verify_report import Unreadable
 
-QueueKey = tuple[str, int]
 Row = tuple[int, int, int, int]
 """Log offset and size of a record, its queue offset and the one after its last."""
 _GATHER_COUNT = 1 << 14
@@ -103,12 +110,9 @@ class QueueEvidence:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
-    def remove_deleted(self, queue_offset: int, commit_log_offset: int, log_begin: int) -> dict[int, int]:
-        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes. A
-        single one is rather the queue's first message, if that is missing."""
+    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> dict[int, int]:
+        """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes."""
         is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
-        if not log_begin and queue_offset and np.count_nonzero(is_deleted) == 1:
-            return {}
         found = dict(zip(self.offsets[is_deleted].tolist(), self.sizes[is_deleted].tolist(), strict=True))
         self.remove(np.flatnonzero(is_deleted).tolist())
         return found
@@ -354,6 +358,9 @@ class Evidence:
         numbers = np.concatenate([np.full(len(self.hidden), -1, np.int64), *(queue.numbers for queue in queues)])
         self._offsets, first = np.unique(offsets, return_index=True)
         self._sizes, self._numbers = sizes[first], numbers[first]
+        begins = queue_begins(self._root, self._disk)
+        for key in begins.keys() & self.queues.keys():
+            self._deleted |= self.queues[key].remove_deleted(*begins[key])
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
                 if (topic in self._batch_topics) == (layout is BATCH_UNIT):
@@ -362,9 +369,6 @@ class Evidence:
                         files = np.repeat(np.arange(len(pieces)), [len(piece[0]) for piece in pieces])
                         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
                         self._compare(self.queue(topic, queue_id), log_begin, files, *columns)
-        for key, begin in noted_begins(self._root, self._disk).items():
-            if key in self.queues:
-                self._deleted |= self.queues[key].remove_deleted(*begin, log_begin)
         # Another queue's unit leads to it: it is no message of a deleted topic.
         self.hidden |= {offset: size for offset, size in self._deleted.items() if offset in self.claims}
         for claims in self.claims.values():  # a record stands in one queue
@@ -393,8 +397,6 @@ class Evidence:
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
-        if agrees[:1].any() or (len(offsets) and is_in_damage(self._root, int(offsets[0]), self._disk)):
-            self._deleted |= queue.remove_deleted(int(numbers[0]), int(offsets[0]), log_begin)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
@@ -471,47 +473,27 @@ class Evidence:
         return tuple(sorted({(claim.topic, claim.queue_offset) for claim in self.light_claims.get(offset, [])}))
 
 
-def written_units(
-    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
-) -> Iterator[tuple[NDArray[np.int64], ...]]:
-    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
-    its first message are left out, and those that no store can have written unless `damaged`."""
-    for name in disk.files(directory):
-        start = offset_of(name)
-        if start is None or start % layout.size:
-            continue
-        file = disk.open(directory / name)
-        try:
-            stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
-        finally:
-            file.close()
-        units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
-        numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
-        written = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
-        if damaged:
-            written |= (units["size"] != 0) | (units["commit_log_offset"] != 0)
-        if layout is BATCH_UNIT:
-            numbers, counts = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
-            written &= (numbers >= 0) & (counts > 0)
-        columns = (numbers, units["commit_log_offset"], units["size"], counts, units["tags_code"])
-        in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
-        yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
-
-
-def live_begin(root: Path, queue: QueueKey, directory: Path, layout: Layout, disk: Disk) -> QueueBegin | None:
-    """Where a queue's messages begin, if the first of its units that leads into the log leads to a whole record of that
-    offset, or to a damaged one. Raises `OSError` for what cannot be read."""
+def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
+    """Where the messages of each queue begin in the log: by its first units, see `live_begins`, or as noted."""
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
-    for numbers, offsets, _, _, tags_codes in written_units(directory, layout, disk):
-        led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
-        if led.size:
-            begin = QueueBegin(int(numbers[led[0]]), int(offsets[led[0]]))
-            record = record_at(root, begin.commit_log_offset, disk)
-            if record:
-                return begin if has_place(record, *queue, begin.queue_offset) else None
-            return begin if is_in_damage(root, begin.commit_log_offset, disk) else None
-    return None
+    found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
+    for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            units = list[LiveUnit]()
+            with contextlib.suppress(Unreadable):
+                units = first_units(directory, layout, log_begin, disk)
+            if units:
+                first, record = units[0], record_at(root, units[0].commit_log_offset, disk)
+                is_first = not first.queue_offset or log_begin > 0
+                if record and is_first and has_place(record, topic, queue_id, first.queue_offset):
+                    found[topic, queue_id] = QueueBegin(*first[:2])
+                else:
+                    doubtful[topic, queue_id] = units
+    if doubtful:
+        with log_files(root, disk) as log:
+            found |= live_begins(doubtful, log)
+    return found | noted_begins(root, disk)
 
 
 def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size: int) -> None:

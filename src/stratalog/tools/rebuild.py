@@ -39,10 +39,10 @@ from stratalog.layout.queue import (
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import LeftOut, queue_offset_limit
-from stratalog.store.evidence import has_place
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
+from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_place, written_units
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
@@ -51,6 +51,7 @@ from stratalog.store.snapshot import (
     QueueEnd,
     forget_ends,
     is_ours,
+    make_ours,
     note_damages,
     note_ends,
     noted_ends,
@@ -59,7 +60,7 @@ from stratalog.store.snapshot import (
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
-from stratalog.tools.evidence import live_begin, written_units
+from stratalog.tools.evidence import queue_begins
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued, written_end
@@ -187,9 +188,9 @@ def rebuild_locked(
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
-    sealed = sealed_ends(root, disk)
+    sealed, begins = sealed_ends(root, disk), queue_begins(root, disk)
     try:
-        _prepare(root, staging)
+        _prepare(root, staging, begins)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
         rebuilt = _build(staging, settings, clock_ns, progress)
         if not rebuilt.record_count:
@@ -219,7 +220,7 @@ def rebuild_locked(
             moved = {one: text for one, text in moved.items() if one in ends}
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
-            _prepare(root, staging, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
+            _prepare(root, staging, begins, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
             unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
@@ -251,7 +252,12 @@ def rebuild_locked(
         if "index" in parts:
             note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
-            note_damages(root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end, sealed)
+            begins = _begins_to_keep(root, begins, disk)
+            note_damages(
+                root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end, sealed, begins
+            )  # fmt: skip
+            if not is_ours(root, disk):
+                make_ours(root, disk)
             Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=settings.compatibility)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -465,18 +471,21 @@ def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iter
                 yield QueueEnd(topic, queue_id, newest[-1][2], 0), text if is_served else ""
 
 
-def _begins(root: Path, disk: Disk) -> Iterator[QueueEnd]:
-    """Where the messages of each queue begin. Only its units tell those of a topic that was deleted and created again
-    from those of the earlier one."""
-    for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
-        for topic, queue_id, directory in queue_directories(root, tree, disk):
-            if begin := live_begin(root, (topic, queue_id), directory, layout, disk):
-                yield QueueEnd(topic, queue_id, 0, 0, begin)
+def _begins_to_keep(root: Path, begins: Mapping[QueueKey, QueueBegin], disk: Disk) -> dict[QueueKey, QueueBegin]:
+    """Where the queues begin whose new units do not tell it: their first messages are damaged."""
+    log_begin = _log_begin(root, disk)
+    told = {
+        ((topic, queue_id), unit[:2])
+        for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT))
+        for topic, queue_id, directory in queue_directories(root, tree, disk)
+        for unit in first_units(directory, layout, log_begin, disk)[:1]
+    }
+    return {key: begin for key, begin in begins.items() if (key, begin) not in told}
 
 
 def _prepare(
-    root: Path, staging: Path, *, batch_topics: Collection[str] = (), light_queue: str = "",
-    ends: Collection[QueueEnd] = (),
+    root: Path, staging: Path, begins: Mapping[QueueKey, QueueBegin], *, batch_topics: Collection[str] = (),
+    light_queue: str = "", ends: Collection[QueueEnd] = (),
 ) -> None:  # fmt: skip
     """A store with the same log, configuration and kinds of queues, and further ones; none ends before its `ends`."""
     foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
@@ -494,7 +503,7 @@ def _prepare(
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
     if noted := [
-        *_begins(root, disk),
+        *(QueueEnd(*key, 0, 0, begin) for key, begin in begins.items()),
         *noted_ends(root, disk),
         *ends,
     ]:  # of two for a queue the later one tells its end

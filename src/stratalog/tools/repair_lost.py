@@ -23,9 +23,10 @@ from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
 from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.message import decompress
+from stratalog.store.queue_begin import QueueKey
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
-from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, QueueKey, Row, read_record
+from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
 from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD
@@ -193,19 +194,36 @@ class Judge:
         self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
 
-    @staticmethod
-    def _refuse_second_topic(queue: QueueEvidence) -> None:
-        """Raise `CorruptData` where the messages of a queue begin again at 0 and go on: those of a topic that was
-        deleted and created again, whose first units are lost."""
-        begins = np.flatnonzero((queue.numbers[:-1] == 0) & (queue.numbers[1:] == queue.ends[:-1]))
-        if len(begins) > 1:
-            topic, queue_id = queue.key
-            raise CorruptData(
-                f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
-                f"{int(queue.offsets[begins[-1]]):,}, as those of a topic that was deleted and created again. Only the "
-                "files of that queue tell which of them are to be served, and they are lost or another queue's: "
-                "restore them from a copy"
-            )
+    def _refuse_second_topic(self, queue: QueueEvidence) -> None:
+        """Raise `CorruptData` where the messages of a queue begin again at 0: those of a topic that was deleted and
+        created again, whose first units are lost."""
+        begins = np.flatnonzero(queue.numbers == 0)
+        if len(begins) < 2:
+            return
+        first, last = int(begins[0]), int(begins[-1])
+        goes_on = np.append(queue.numbers[1:] == queue.ends[:-1], False)
+        changed = [at for at in (first, last) if not goes_on[at]]
+        if goes_on[last] and last == first + 1:  # either of two firsts
+            changed.append(last)
+        if any(self._may_be_changed(queue, at) for at in changed):
+            return
+        topic, queue_id = queue.key
+        raise CorruptData(
+            f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
+            f"{int(queue.offsets[last]):,}, as those of a topic that was deleted and created again. Only the "
+            "files of that queue tell which of them are to be served, and they are lost or another queue's: "
+            "restore them from a copy"
+        )
+
+    def _may_be_changed(self, queue: QueueEvidence, at: int) -> bool:
+        """Whether a record that says it is the first of its queue can have stood elsewhere: a unit leads to it, or
+        there is a place without a record between others that it fits into."""
+        offset, size, *_ = queue.row(at)
+        if self._claims_at(offset, size):
+            return True
+        record = read_record(self._read(offset, size))
+        found = self._from_holes(offset, claim_of(record)) if record else []
+        return any(self._evidence.queue(*claim.key).room_at(offset)[1] is not None for claim in found)
 
     def _are_of_opening(self, queue: QueueEvidence, outvoted: list[int]) -> bool:
         """Whether the units of a queue were written after records were damaged, from what these say now: else one would

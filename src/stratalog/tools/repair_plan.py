@@ -61,11 +61,12 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
+from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
-from stratalog.tools.evidence import Evidence, written_units
+from stratalog.tools.evidence import Evidence
 from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings

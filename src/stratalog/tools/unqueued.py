@@ -33,11 +33,12 @@ from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import queue_offset_limit
+from stratalog.store.queue_begin import QueueKey, written_units
 from stratalog.store.recovery import Damage
-from stratalog.store.snapshot import noted_begins, noted_log, sealed_ends
+from stratalog.store.snapshot import noted_log, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
-from stratalog.tools.evidence import QueueKey, written_units
+from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.verify_files import queue_directories, was_closed
@@ -63,10 +64,12 @@ def unqueued(
         np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if not is_light(topic))
     ]))  # fmt: skip
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
+    own = [offsets for (topic, _), (_, offsets, _) in old.items() if not is_light(topic)]
+    led_by_own = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
     displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
-    found, begins = list[Record](), noted_begins(root, disk)
+    found, begins = list[Record](), queue_begins(root, disk)
     for file, base, positions, enters in _records(root / COMMIT_LOG, damages, log_end):
         offsets = base + positions
         unled, is_displaced = ~_is_among(offsets, everything), _is_among(offsets, displaced)
@@ -83,7 +86,7 @@ def unqueued(
             topic = record.topic.decode("utf-8", "surrogateescape")
             if is_light(topic) and not is_moved and base + position in new.get((topic, record.queue_id), _NONE)[1]:
                 continue
-            is_led = bool(_is_among(np.array([base + position]), led)[0])
+            is_led = bool(_is_among(np.array([base + position]), led_by_own)[0])
             begin = begins.get((topic, record.queue_id))
             is_before = (
                 begin and begin.queue_offset <= record.queue_offset and base + position < begin.commit_log_offset

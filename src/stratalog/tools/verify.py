@@ -25,9 +25,9 @@ from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
+from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import completed, guess_text, sized
-from stratalog.tools.evidence import written_units
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log

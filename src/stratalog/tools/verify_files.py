@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS, content_fault
-from stratalog.store.disk import UNFINISHED, Disk, PrivateDisk
+from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.log_scan import lies_in_damage, misnamed_step
+from stratalog.store.log_scan import misnamed_step
 from stratalog.store.sizes import check_given_size, check_log_size
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
@@ -310,14 +309,20 @@ def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
     return None
 
 
-def is_in_damage(root: Path, commit_log_offset: int, disk: Disk) -> bool:
-    """Whether a log offset lies in bytes of the log that are no whole record."""
-    for name, size in disk.files(root / names.COMMIT_LOG).items():
-        start = offset_of(name)
-        if start is not None and start <= commit_log_offset < start + size:
-            with contextlib.suppress(OSError), closing(PrivateDisk().map(root / names.COMMIT_LOG / name)) as file:
-                return lies_in_damage(file, commit_log_offset - start)
-    return False
+@contextlib.contextmanager
+def log_files(root: Path, disk: Disk) -> Iterator[list[MappedFile]]:
+    """The log's files that can be read, mapped."""
+    found = list[MappedFile]()
+    try:
+        for name, size in disk.files(root / names.COMMIT_LOG).items():
+            if offset_of(name) is not None and size:
+                with contextlib.suppress(OSError):
+                    found.append(PrivateDisk().map(root / names.COMMIT_LOG / name))
+                    found[-1].release()
+        yield found
+    finally:
+        for file in found:
+            file.close()
 
 
 def _add(

@@ -30,16 +30,16 @@ from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers, is_extension_a
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import MappedFile, PrivateDisk
-from stratalog.store.dispatch import QueueBegin, QueueTable, may_be_lost, next_of_queue
-from stratalog.store.evidence import has_place
+from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import SET_TYPE, batches_outside
+from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
-from stratalog.tools.verify_files import is_of_other_type, record_at
+from stratalog.tools.verify_files import is_of_other_type
 from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, Unreadable, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
@@ -111,17 +111,6 @@ class _QueueFiles:
         start = queue_offset - queue_offset % self._units_per_file
         return str(self.directory / offset_name(start * UNIT.size)), (queue_offset - start) * UNIT.size
 
-    def begin(self, log_begin: int) -> QueueBegin | None:
-        """What the first unit that leads into the log says."""
-        for low, high in self.ranges():
-            for first in range(low, high, CHUNK_RECORDS):
-                stored = self.units(first, min(CHUNK_RECORDS, high - first))
-                led = (stored["size"] > 0) & ~fillers(stored) & (stored["commit_log_offset"] >= log_begin)
-                if led.any():
-                    number = int(led.argmax())
-                    return QueueBegin(first + number, int(stored["commit_log_offset"][number]))
-        return None
-
     def ranges(self) -> list[tuple[int, int]]:
         """Queue offsets that the files have room for, as [first, end) a file."""
         return [(start, start + self._units_per_file) for start in sorted(self._files)]
@@ -147,7 +136,8 @@ class QueueCheck:
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
         self._sorted = np.empty_like(self._units)
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
-        self._special = SpecialQueues(root, disk, report)
+        self._begins = queue_begins(root, disk)
+        self._special = SpecialQueues(root, disk, report, self._begins)
         self._extensions = OpenFiles(disk)
         self._topics = Topics(root, disk)
         self._outside: set[str] = set()
@@ -232,9 +222,8 @@ class QueueCheck:
             files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
             if topic not in self._topics.configs and self._report.is_unreadable(self._root / BATCH_CONSUME_QUEUE):
                 files = files if files and files.ranges() else None  # it may be a batch topic
-        first, begin = record.queue_offset, files.begin(self._report.log_begin) if files else None
-        is_later = begin and begin.queue_offset <= first and begin.commit_log_offset > record.commit_log_offset
-        if not (begin and is_later and self._leads_to_own(topic, record.queue_id, begin)):
+        first, begin = record.queue_offset, self._begins.get((topic, record.queue_id)) if files else None
+        if begin and (begin.queue_offset > first or begin.commit_log_offset <= record.commit_log_offset):
             begin = None
         first = begin.queue_offset if begin else first
         if files:
@@ -244,12 +233,6 @@ class QueueCheck:
         self._table.rows[row][QUEUE_NEWS] = begin.commit_log_offset + 1 if begin else 0
         self._row_of[topic, record.queue_id] = row
         self._by_row.append(_Expected(files, first) if files else None)
-
-    def _leads_to_own(self, topic: str, queue_id: int, begin: QueueBegin) -> bool:
-        with contextlib.suppress(Unreadable):
-            record = record_at(self._root, begin.commit_log_offset, self._disk)
-            return record is not None and has_place(record, topic, queue_id, begin.queue_offset)
-        return False
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
         return _QueueFiles(

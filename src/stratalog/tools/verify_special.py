@@ -3,8 +3,7 @@
 What the log calls for is collected while it is walked, and compared with the files at the end.
 """
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
-from stratalog.store.dispatch import QueueBegin, may_be_lost
+from stratalog.store.dispatch import may_be_lost
+from stratalog.store.queue_begin import QueueBegin, QueueKey
 from stratalog.tools.batches import contradiction_of
-from stratalog.tools.evidence import live_begin
 from stratalog.tools.verify_report import REPAIR, Problem, Unreadable, VerifyReport
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -48,8 +47,10 @@ class _Expected:
 class SpecialQueues:
     """Batch queues and light queues: takes the records that need more than a kernel does, in the log's order."""
 
-    def __init__(self, root: Path, disk: PrivateDisk, report: VerifyReport) -> None:
-        self._root, self._disk, self._report = root, disk, report
+    def __init__(
+        self, root: Path, disk: PrivateDisk, report: VerifyReport, begins: Mapping[QueueKey, QueueBegin]
+    ) -> None:  # fmt: skip
+        self._root, self._disk, self._report, self._begins = root, disk, report, begins
         self._queues: dict[tuple[str, int], _Expected] = {}
 
     def expect(self, topic: str, queue_id: int) -> None:
@@ -129,8 +130,7 @@ class SpecialQueues:
         if queue is None:
             tree = BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else CONSUME_QUEUE
             queue = self._queues[topic, queue_id] = _Expected(self._root / tree / topic / str(queue_id), layout)
-            with contextlib.suppress(Unreadable):
-                queue.begin = live_begin(self._root, (topic, queue_id), queue.directory, layout, self._disk)
+            queue.begin = self._begins.get((topic, queue_id))
         return queue
 
     def finish(self) -> None:
