@@ -134,7 +134,7 @@ class Dispatcher:
         self.begins: dict[QueueKey, QueueBegin] = {}
         """Where queues begin, as far as that is known."""
         self.doubtful_begins: dict[QueueKey, QueueBegin] = {}
-        """Those of them where a first unit and its record do not agree, or did not."""
+        """Those of them that the next opening has to be told: first units and records do not agree, or did not."""
         self.displaced: set[int] = set()
         """Log offsets of records that name a place which another message has, by its unit and its own fields."""
         self.gap_count = 0
@@ -186,13 +186,13 @@ class Dispatcher:
         queue, kind, newest = None, QueueKind.PLAIN, -1
         if is_topic(topic) and queue_id >= 0:
             queue, kind = self.queue(topic, queue_id), self.queue_set.kind_of(topic)
-            begin = self.begins.get((topic, queue_id))
+            first, begin = QueueBegin(queue_offset, commit_log_offset), self.begins.get((topic, queue_id))
             if begin and begin.queue_offset <= queue_offset:
-                newest = begin.commit_log_offset
+                first, newest = begin, begin.commit_log_offset
             if self.queue_set.beside_writer:  # units from here on may be later than the log was looked at
                 queue.truncate(max(commit_log_offset, newest))
-            if newest < 0 and (self._from_begin or not queue.end_offset):
-                queue.begin_before(queue_offset, commit_log_offset)
+            if self._from_begin or not queue.end_offset:
+                queue.begin_before(*first)
         else:
             self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
         self._by_row.append(queue)
@@ -211,18 +211,6 @@ class Dispatcher:
         self._note(
             f"log offset {offset:,}: offset {queue_offset:,} in {topic}/{queue_id} cannot be, {why}; the message is "
             "not in that queue"
-        )
-
-    def begins_to_keep(self) -> dict[QueueKey, QueueBegin]:
-        """Where the queues begin whose units do not tell it to the next opening."""
-        return {key: begin for key, begin in self.doubtful_begins.items() if not self._tells(key, begin)}
-
-    def _tells(self, key: QueueKey, begin: QueueBegin) -> bool:
-        queue, number = self.queues.get(key), begin.queue_offset
-        return bool(
-            queue
-            and queue.first_offset <= number < queue.end_offset
-            and queue.unit(number)[0] == begin.commit_log_offset
         )
 
     def displace(self, place: LeftOut, commit_log_offset: int) -> None:

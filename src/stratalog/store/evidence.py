@@ -11,7 +11,7 @@ a seal that holds, the whole log is read: units that are there stay, missing one
 writes the store, queues are taken as that process has them.)
 
 Older records of a queue whose offsets its units have are of a topic that was deleted and created again. The newest unit
-that is kept, or the first one if it agrees with its record, says where those end; they are never added.
+that is kept, or the first ones (`queue_begin`), say where those end; they are never added.
 
 A unit is sound when it is not zeros and points to a newer record than those before it. A queue's newest sound unit must
 agree with its record as well: it may be the torn rest of one.
@@ -230,7 +230,7 @@ def begins_of(
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
             layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
-    return found, live_begins(doubtful, log.files)
+    return found, live_begins(doubtful, log.files, files.root, files.disk)
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

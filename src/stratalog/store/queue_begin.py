@@ -19,8 +19,8 @@ from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light_places
 from stratalog.layout.message import HEAD, Record, decode_record
-from stratalog.layout.names import offset_of
-from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, fillers
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, is_topic, offset_of
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import Disk, MappedFile
@@ -99,19 +99,21 @@ def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
         yield from map(LiveUnit, numbers[led].tolist(), offsets[led].tolist(), sizes[led].tolist())
 
 
-def live_begins(queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile]) -> dict[QueueKey, QueueBegin]:
+def live_begins(
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], root: Path, disk: Disk
+) -> dict[QueueKey, QueueBegin]:
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. A unit counts if a record of its place begins where it leads to, or if that record is damaged: its bytes, or,
     where the next unit counts or is none, what it says of its place."""
     if not queues or not log:
         return {}
-    offsets = {unit.commit_log_offset for units in queues.values() for unit in units}
-    walk, found = _Walk(log, offsets, queues.keys()), dict[QueueKey, QueueBegin]()
+    led_to = {unit.commit_log_offset for units in queues.values() for unit in units}
+    walk, found = _Walk(log, led_to, queues.keys()), dict[QueueKey, QueueBegin]()
     for key, units in queues.items():
         counting = [_counts(key, unit, walk) for unit in units]
         for at, unit in enumerate(units):
             is_next_right = counting[at + 1] if at + 1 < len(units) else len(units) == 1
-            if counting[at] or (is_next_right and _is_changed(unit, walk, key)):
+            if counting[at] or (is_next_right and _is_changed(unit, walk, key, root, disk)):
                 if begin := _begin(unit, walk.of_queue[key], is_whole_log=not int(log[0].path.name)):
                     found[key] = begin
                 break
@@ -123,12 +125,29 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     return has_place(record, *key, unit.queue_offset) if record else walk.is_damaged(unit.commit_log_offset)
 
 
-def _is_changed(unit: LiveUnit, walk: "_Walk", key: QueueKey) -> bool:
-    """Whether a unit leads to a record that names another place, and not for one changed bit in the unit."""
+def _is_changed(unit: LiveUnit, walk: "_Walk", key: QueueKey, root: Path, disk: Disk) -> bool:
+    """Whether a unit leads to a record that was changed: it names another place, whose queue does not lead to it. The
+    unit may be damaged instead, or another queue's: then a record of its place is one bit of the unit away, or another
+    queue leads to that."""
     record = walk.records.get(unit.commit_log_offset)
-    return bool(record and record.total_size == unit.size) and not any(
-        own.begin == unit.queue_offset and (own.commit_log_offset ^ unit.commit_log_offset).bit_count() == 1
-        for own in walk.of_queue[key]
+    if not record or record.total_size != unit.size:
+        return False
+    if is_light(key[0]) and light_offset(record.properties, key[0]) < 0:  # two light queues may share what follows
+        return False
+    own = [one.commit_log_offset for one in walk.of_queue[key] if one.begin == unit.queue_offset]
+    named = record.topic.decode(errors="replace"), record.queue_id
+    return not (
+        any((offset ^ unit.commit_log_offset).bit_count() == 1 or offset in walk.led_to for offset in own)
+        or (named != key and _leads_to(named, record.commit_log_offset, root, disk))
+    )
+
+
+def _leads_to(key: QueueKey, commit_log_offset: int, root: Path, disk: Disk) -> bool:
+    """Whether a unit of a queue leads to a log offset."""
+    return is_topic(key[0]) and any(
+        bool(np.any(offsets == commit_log_offset))
+        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
+        for _, offsets, *_ in written_units(root / tree / key[0] / str(key[1]), layout, disk)
     )
 
 
@@ -156,15 +175,16 @@ def _begin(first: LiveUnit, records: list[_Record], *, is_whole_log: bool) -> Qu
 class _Walk:
     """The log up to a limit: whole records at some log offsets, those of some queues, and what is damaged."""
 
-    def __init__(self, log: Sequence[MappedFile], offsets: Collection[int], keys: Collection[QueueKey]) -> None:
+    def __init__(self, log: Sequence[MappedFile], led_to: Collection[int], keys: Collection[QueueKey]) -> None:
+        self.led_to = led_to
         self.records: dict[int, Record] = {}
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
         self._ids = np.array(sorted({queue_id for _, queue_id in keys}))
-        asked = np.array(sorted(offsets), np.int64)
+        asked = np.array(sorted(led_to), np.int64)
         for file in log:
-            if int(file.path.name) > max(offsets, default=-1):
+            if int(file.path.name) > max(led_to, default=-1):
                 break
             for base, positions in self._whole_records(file):
                 for position in positions[np.isin(base + positions, asked)].tolist():

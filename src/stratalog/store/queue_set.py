@@ -40,7 +40,7 @@ class QueueSet:
     """
 
     def __init__(self, root: Path, log: CommitLog, disk: Disk, settings: StoreSettings, topics: Topics) -> None:
-        self._root = root
+        self.root = root
         self._log = log
         self.disk = disk
         self._settings = settings
@@ -61,7 +61,7 @@ class QueueSet:
         self.files.hold()
         self._extended = set(self._names(CONSUME_QUEUE_EXT))
         self._topics.look_at_trees()
-        self.has_light_queues |= has_light_queues(self._root, self.disk, self._settings)
+        self.has_light_queues |= has_light_queues(self.root, self.disk, self._settings)
         self.has_special |= self.has_light_queues or bool(self._topics.batch_topics)
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if self.is_batch(topic):
@@ -71,8 +71,8 @@ class QueueSet:
 
     def _names(self, directory: str) -> list[tuple[str, int]]:
         names = []
-        for topic in filter(is_topic, self.disk.directories(self._root / directory)):
-            for name in self.disk.directories(self._root / directory / topic):
+        for topic in filter(is_topic, self.disk.directories(self.root / directory)):
+            for name in self.disk.directories(self.root / directory / topic):
                 queue_id = queue_id_of(name)
                 if queue_id is not None:
                     names.append((topic, queue_id))
@@ -113,7 +113,7 @@ class QueueSet:
         return queue
 
     def _new(self, topic: str, queue_id: int) -> UnitQueue:
-        place = self._root, topic, queue_id, self.files, self.disk
+        place = self.root, topic, queue_id, self.files, self.disk
         settings = self._settings
         extends = settings.enable_consume_queue_ext and not is_light(topic)  # as RocketMQ
         if self.is_batch(topic):

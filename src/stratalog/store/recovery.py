@@ -229,7 +229,10 @@ def recover(
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
         begins, doubtful = begins_of(log, queues, dispatcher.queue_set)
-        doubtful |= {(one.topic, one.queue_id): QueueBegin(*one.begin) for one in noted if one.begin}
+        for one in noted:
+            key = one.topic, one.queue_id
+            if one.begin and begins.get(key) != one.begin:
+                doubtful[key] = QueueBegin(*one.begin)
         begins |= doubtful
         newest = {queue: queue.newest_units(1) for queue in queues}
         ends = {

@@ -102,7 +102,7 @@ def store_snapshot(
     if any(isinstance(queue, ExtendedQueue) for queue in queues):
         queues = []
     ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
-    begins = dispatcher.begins_to_keep()
+    begins = dispatcher.doubtful_begins
     with contextlib.suppress(OSError):
         lock = disk.mark(root / names.LOCK, names.OWN_MARK)
         if not queues:
@@ -189,11 +189,12 @@ def noted_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
 def sealed_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
     """What `sealed_ends` is for ends: where the queues began whose units do not tell it."""
     snapshot = _read(root, disk)
-    return _begins(snapshot) if snapshot and is_ours(root, disk) and _is_of_log(snapshot, root, disk) else {}
+    return _begins(snapshot, root, disk) if snapshot else {}
 
 
-def _begins(snapshot: _Snapshot) -> dict[QueueKey, QueueBegin]:
-    return {(topic, queue_id): QueueBegin(*begin) for topic, queue_id, *begin in snapshot.begins}
+def _begins(snapshot: _Snapshot, root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
+    is_valid = snapshot.begins and is_ours(root, disk) and _is_of_log(snapshot, root, disk)
+    return {(topic, queue_id): QueueBegin(*begin) for topic, queue_id, *begin in snapshot.begins if is_valid}
 
 
 def is_marked(root: Path, disk: Disk) -> bool:
@@ -255,8 +256,8 @@ def _lost_ends(snapshot: _Snapshot, dispatcher: Dispatcher) -> list[QueueEnd]:
     ]  # fmt: skip
 
 
-def _noted_begins(snapshot: _Snapshot) -> list[QueueEnd]:
-    return [QueueEnd(*key, 0, 0, begin) for key, begin in _begins(snapshot).items()]
+def _noted_begins(snapshot: _Snapshot, root: Path, disk: Disk) -> list[QueueEnd]:
+    return [QueueEnd(*key, 0, 0, begin) for key, begin in _begins(snapshot, root, disk).items()]
 
 
 def _store(snapshot: _Snapshot, root: Path, disk: Disk) -> None:
@@ -288,14 +289,14 @@ def load_queues(
     with _without_collections():
         snapshot = _read(root, disk)
         damages = _left(snapshot, log)
+        begins = _noted_begins(snapshot, root, disk) if snapshot else []
         if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
             same = [
                 _restore(snapshot, root, disk, dispatcher, topic.name, queue)
                 for topic in snapshot.topics
                 for queue in topic.queues
             ]
-            noted = _noted_begins(snapshot) + _lost_ends(snapshot, dispatcher) if is_known else []
-            return all(same), damages, noted
+            return all(same), damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
@@ -310,9 +311,8 @@ def load_queues(
         ends = _lost_ends(snapshot, dispatcher)
         if seal is None:  # nothing refuses a log that lost its newest messages: units that are there may be cut
             ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
-        ends += _noted_begins(snapshot)
     noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
-    return False, damages, ends + noted
+    return False, damages, begins + ends + noted
 
 
 def _left(snapshot: _Snapshot | None, log: CommitLog) -> list[Damage]:

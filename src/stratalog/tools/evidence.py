@@ -492,7 +492,7 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                     doubtful[topic, queue_id] = units
     if doubtful:
         with log_files(root, disk) as log:
-            found |= live_begins(doubtful, log)
+            found |= live_begins(doubtful, log, root, disk)
     return found | noted_begins(root, disk)
 
 
