@@ -167,7 +167,7 @@ class LogScan:
             data_end = min(stop, file.data_end)
             while True:
                 nominal = begin + _PIECE_SIZE
-                end = find_record(file.address, nominal, min(data_end, nominal + _REACH), base)
+                end = next_record(file, nominal, base, min(data_end, nominal + _REACH))
                 yield _Piece(file, base, begin, end if end >= 0 else stop)
                 if end < 0:
                     break
@@ -345,10 +345,11 @@ def _stored_ms(file: MappedFile, position: int) -> int:
     return decode_record(file.view.data, position, verify=False).store_timestamp
 
 
-def next_record(file: MappedFile, begin: int, base_offset: int) -> int:
-    """Position of the next whole record of a log file at or after `begin`, -1 when there is none. Zeros are passed
-    over quickly."""
-    end = min(file.size, file.data_end)
+def next_record(file: MappedFile, begin: int, base_offset: int, end: int | None = None) -> int:
+    """Position of the next whole record of a log file at or after `begin`, -1 when there is none before `end` or the
+    end of its data. Zeros are passed over quickly."""
+    if end is None:
+        end = min(file.size, file.data_end)
     position = begin
     while position < end and not file.view[position : min(end, position + _ZERO_CHUNK)].any():
         position += _ZERO_CHUNK
