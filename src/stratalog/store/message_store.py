@@ -623,6 +623,8 @@ class MessageStore(Uncopied):
         Raises `StoreClosed`.
         """
         self._check_open()
+        if self._dispatcher.progress.offset >= self._readable_end:
+            return None
         try:
             self.dispatch()
         except InsideCall:
