@@ -50,7 +50,7 @@ a chunk are not indexed, it is not worth it."""
 _BEGIN_TIME, _END_TIME, _BEGIN_OFFSET, _END_OFFSET, _USED_SLOTS, _NEXT_ITEM = range(len(HEADER.fields))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class IndexFile:
     """One index file. The header lives in `header` (six values in the order of the layout) and reaches the file when
     it is full and when the store closes, as upstream does."""

@@ -36,18 +36,9 @@ class _Table:
 
     words: NDArray[np.int64]
     address: int
-    log_files: tuple[MappedFile, ...]
-    index_files: tuple[IndexFile, ...]
+    log_files: list[MappedFile]
+    index_files: list[IndexFile]
     views: tuple[Any, ...]
-
-    def is_of(self, log: list[MappedFile], index: list[IndexFile]) -> bool:
-        """Whether no file has come or gone: files are added at the end, and removed from either."""
-        known, others = self.log_files, self.index_files
-        return (
-            len(known) == len(log) and len(others) == len(index)
-            and (not known or (known[0] is log[0] and known[-1] is log[-1]))
-            and (not others or (others[0] is index[0] and others[-1] is index[-1]))
-        )  # fmt: skip
 
 
 class Hits(list[Message]):
@@ -116,13 +107,13 @@ class Lookup:
             raise _no_index()
         found: list[list[Message]] = []
         while len(found) < len(keys):
-            if ready_or_started():
-                newest = self._natively(topic, keys[len(found) :], begin, end, limit + 1)
-                for number in [at for at, some in enumerate(newest) if len(some) > 1 or not limit]:
-                    key = keys[len(found) + number]
-                    newest[number] = self._limited(newest[number], topic, key, begin, end, limit)
-                found += newest
-            if len(found) < len(keys):  # what the native look-up leaves over
+            some = keys[len(found) : len(found) + _KEYS_AT_ONCE]
+            newest = self._natively(topic, some, begin, end, limit + 1) if ready_or_started() else []
+            for number, hits in enumerate(newest):
+                if len(hits) > 1 or not limit:
+                    newest[number] = self._limited(hits, topic, some[number], begin, end, limit)
+            found += newest
+            if len(newest) < len(some):  # what the native look-up leaves over
                 found.append(self._by_candidates(topic, keys[len(found)], begin, end, limit))
         return found
 
@@ -136,26 +127,21 @@ class Lookup:
         return ordered
 
     def _natively(self, topic: str, keys: list[str], begin: int, end: int, limit: int) -> list[list[Message]]:
-        """The hits of the first keys, newest first: of all where nothing is damaged."""
-        find, log, first = _native(), self._log, 0
+        """The hits of the first keys, newest first: up to one that the other way has to look up, as where a record of
+        it is damaged."""
+        find, log, table = _native(), self._log, self._table()
         found: list[list[Message]] = []
-        while first < len(keys):
-            last = min(first + _KEYS_AT_ONCE, len(keys))
-            table = self._table()
-            try:
-                done = find(topic, keys, first, last, begin, end, limit, log.end_offset, table.address, found)
-            except UnicodeEncodeError:  # no topic has such a name
-                break
-            if done < last:  # or damage, which the other way tells
-                break
-            first = last
+        try:
+            find(topic, keys, 0, len(keys), begin, end, limit, log.end_offset, table.address, found)
+        except UnicodeEncodeError:  # no topic has such a name
+            return []
         return found
 
     def _table(self) -> _Table:
         index, log, known = self._index, self._log, self._known
         assert index is not None
-        if known is None or not known.is_of(log.files, index.files):
-            log_files, index_files = tuple(log.files), tuple(index.files)
+        if known is None or known.log_files != log.files or known.index_files != index.files:
+            log_files, index_files = [*log.files], [*index.files]
             first_offset = int(log_files[0].path.name) if log_files else 0
             words = [
                 index.slot_count, index.item_capacity, first_offset, log.file_size, len(log_files), len(index_files),
