@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,12 +14,13 @@ from typer.testing import Result
 
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
+from store.kinds import KINDS, SIZES, TREES, Kind, trees
 from stratalog import __version__
 from stratalog.cli.follow import follow
 from stratalog.cli.main import app
 from stratalog.kernels import aside, jit, warm
 from stratalog.layout.message import HEAD
-from stratalog.layout.names import COMMIT_LOG
+from stratalog.layout.names import COMMIT_LOG, INDEX
 from stratalog.layout.names import SIZES as NOTED
 
 COMMANDS = (
@@ -321,6 +323,7 @@ _COMMANDS = typer.main.get_group(app).commands
 SIZED = {
     "put": ["orders", "x"], "get": ["orders"], "query": ["orders", "all"], "tail": ["orders", "--count", 1],
     "verify": [], "repair": [], "repair --yes": ["--in-place", "--yes"], "rebuild": [], "rebuild --yes": ["--yes"],
+    "inspect": [],
 }  # fmt: skip
 
 
@@ -343,7 +346,7 @@ def test_a_wrong_size_of_log_files_is_a_wrong_call_and_the_right_one_is_named(
     conf = tmp_path.with_suffix(".conf")
     conf.write_text(f"mappedFileSizeCommitLog={size}\n")
     for option in (["--set", f"mapped_file_size_commit_log={size}"], ["--conf", conf]):
-        if name in ("get", "query", "tail") and option[0] == "--conf":
+        if name in ("get", "query", "tail", "inspect") and option[0] == "--conf":
             continue
         said = sentence(call(name.split()[0], tmp_path, *SIZED[name], *option), exit_code=2)
         assert f"{tmp_path / COMMIT_LOG} have 20,000 bytes, not {size:,}: give that as mapped_file_size_commit" in said
@@ -362,6 +365,69 @@ def test_the_size_of_an_only_log_file_is_no_smaller_one(name: str, tmp_path: Pat
     option = ["--set", "mapped_file_size_commit_log=20000"]
     said = sentence(call(name.split()[0], tmp_path, *SIZED[name], *option), exit_code=2)
     assert "have 65,536 bytes, not 20,000: give that as mapped_file_size_commit_log" in said
+
+
+_TREE_OF = dict(zip(SIZES, (COMMIT_LOG, *TREES, INDEX, INDEX), strict=True))
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("size", ["larger", "smaller"])
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("count", [300, 3], ids=["many files", "few files"])
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_wrong_size_of_any_files_is_a_wrong_call(
+    kind: Kind, name: str, count: int, is_noted: bool, size: str, tmp_path: Path, call: Call
+) -> None:
+    """Where names and the note do not tell, files may be cut ones of a larger size."""
+    kind.made(tmp_path, count=count)
+    if not is_noted:
+        (tmp_path / NOTED).unlink()
+    topic, arguments = kind.queues[0][0], SIZED[name]
+    arguments = [topic if one == "orders" else one for one in arguments]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
+    tried = 0
+    for setting, right in SIZES.items():
+        tree = tmp_path / _TREE_OF[setting]
+        has_files = any(path.is_file() for path in tree.rglob("*"))
+        may_be_cut = size == "larger" and not is_noted and (count == 3 or tree.name == INDEX)
+        if not has_files or (may_be_cut and setting != "max_hash_slot_num"):
+            continue
+        wrong, tried = right * 2 if size == "larger" else right - 46, tried + 1
+        said = sentence(call(name.split()[0], tmp_path, *arguments, "--set", f"{setting}={wrong}"), exit_code=2)
+        has = next(path for path in tree.rglob("*") if path.is_file()).stat().st_size
+        assert f"the files of {tree} have {has:,} bytes, not " in said
+        assert f": give that as {setting}, or leave it out" in said or f"{setting}={right}" in said
+        assert before == {path: path.read_bytes() for path in before}
+    assert tried >= 4 or not is_noted
+    given = [f"--set={setting}={right}" for setting, right in SIZES.items()]
+    if name not in ("put", "tail") or kind.name in ("plain", "extended", "batch"):
+        assert call(name.split()[0], tmp_path, *arguments, *given).exit_code == 0
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("verb", ["rebuild", "repair"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_right_sizes_are_taken_whatever_is_left_of_the_files(
+    kind: Kind, verb: str, is_noted: bool, tmp_path: Path, call: Call
+) -> None:
+    """As a broker's configuration has them."""
+    kind.made(tmp_path / "made", count=100)
+    given = [f"--set={setting}={right}" for setting, right in {**SIZES, **kind.settings}.items()]
+    yes = ["--yes"] if verb == "rebuild" else ["--in-place", "--yes"]
+    for fault in ("cut", "one is cut", "lost", "all are lost"):
+        root = tmp_path / fault
+        shutil.copytree(tmp_path / "made", root)
+        if not is_noted:
+            (root / NOTED).unlink()
+        for tree in (*TREES, INDEX):
+            files = sorted(path for path in (root / tree).rglob("*") if path.is_file())
+            for path in files if fault in ("cut", "all are lost") else files[:1]:
+                path.unlink() if "lost" in fault else os.truncate(path, path.stat().st_size // 2)
+        result = call(verb, root, *yes, *given)
+        assert result.exit_code == 0, (fault, result.output)
+        assert call("verify", root, *given).exit_code == 0
+        assert trees(root) == trees(tmp_path / "made")
 
 
 @pytest.mark.parametrize("command", list(_COMMANDS))

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -299,11 +299,46 @@ def test_verify_takes_the_sizes_that_opening_takes(tmp_path: Path) -> None:
 def test_an_index_that_was_built_with_a_given_size_is_opened_with_it(setting: str, tmp_path: Path) -> None:
     with stratalog.open(tmp_path, **TINY) as store:
         store.put("t", b"one", keys=["k"])
-    rebuild(tmp_path, settings=StoreSettings(**{setting: 2 * TINY[setting]}))
+    settings = StoreSettings(**{setting: 2 * TINY[setting]})
+    with pytest.raises(ConfigurationError, match="remove the directory: it is built again from the log"):
+        rebuild(tmp_path, settings=settings)
+    shutil.rmtree(tmp_path / names.INDEX)
+    rebuild(tmp_path, settings=settings)
     assert verify(tmp_path).ok
     with stratalog.open(tmp_path) as store:
         assert getattr(store.settings, setting) == 2 * TINY[setting]
         assert store.query("t", key="k")
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+def test_slots_and_items_that_make_the_same_size_are_told_apart(is_noted: bool, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        for number in range(30):
+            store.put("t", b"one", keys=[f"k{number}"])
+    if not is_noted:
+        (tmp_path / names.SIZES).unlink()
+    wrong: dict[str, Any] = {"max_hash_slot_num": 61 + 5, "max_index_num": 203 - 1}
+    assert file_size(*wrong.values()) == file_size(61, 203)
+    looks: tuple[Callable[[], Any], ...] = (
+        lambda: stratalog.open(tmp_path, **wrong),
+        lambda: stratalog.open(tmp_path, mode="r", **wrong),
+        lambda: verify(tmp_path, settings=StoreSettings(**wrong)),
+        lambda: rebuild(tmp_path, settings=StoreSettings(**wrong)),
+    )
+    for look in looks:
+        with pytest.raises(ConfigurationError, match="give max_hash_slot_num=61 and max_index_num=203"):
+            look()
+
+
+def test_files_of_the_default_size_are_not_taken_for_cut_ones(tmp_path: Path) -> None:
+    """Nothing else tells: each queue has one file."""
+    with stratalog.open(
+        tmp_path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400
+    ) as store:
+        store.put("t", b"one")
+    (tmp_path / names.SIZES).unlink()
+    with pytest.raises(ConfigurationError, match="consumequeue have 6,000,000 bytes, not 12,000,000"):
+        rebuild(tmp_path, settings=StoreSettings(mapped_file_size_consume_queue=12_000_000))
 
 
 @pytest.mark.parametrize("count", [1, 150])

@@ -39,7 +39,7 @@ from stratalog.store.os_errors import (
     thread_refusal,
 )
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import check_log_size, completed, guess_text, sized
+from stratalog.store.sizes import check_given_sizes, completed, guess_text, sized
 
 _PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Before each new attempt to read a store that changes. File times tick every 4 ms."""
@@ -126,7 +126,7 @@ def _made(
 ) -> tuple[MessageStore, list[str]]:
     """The store, not opened yet, and notes on what is guessed of it."""
     try:
-        check_log_size(settings, root, disk)
+        check_given_sizes(settings, root, disk)
         settings, guessed = completed(sized(settings, root, disk), root, disk, small=small)
         return MessageStore(root, settings, disk, clock_ns, release), [guess_text(guessed)] if guessed else []
     except BaseException:

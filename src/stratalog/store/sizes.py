@@ -2,7 +2,7 @@
 
     there is                                   taken
     ----------------------------------------   ---------------------------------------------------------
-    a size among the settings                  that
+    a size among the settings                  that, or the call is refused (`check_given_sizes`)
     files of the kind                          what most of them have, unless their names tell the size of another
     index files                                slots and items as noted, if that makes the size of a file, or if
                                                the only one has that many slots; else those that its items show
@@ -34,6 +34,13 @@ from stratalog.store.index_file import index_sizes
 _LOG, _QUEUE = "mapped_file_size_commit_log", "mapped_file_size_consume_queue"
 _BATCH, _EXTENSION = "mapper_file_size_batch_consume_queue", "mapped_file_size_consume_queue_ext"
 _SLOTS, _ITEMS = "max_hash_slot_num", "max_index_num"
+_TREES = {
+    _LOG: (names.COMMIT_LOG, 0),
+    _QUEUE: (names.CONSUME_QUEUE, UNIT.size),
+    _BATCH: (names.BATCH_CONSUME_QUEUE, BATCH_UNIT.size),
+    _EXTENSION: (names.CONSUME_QUEUE_EXT, 1),
+}
+"""Where the files of a setting are; and of what their sizes are multiples, if they are those of queues."""
 SMALL_FILES = {
     _LOG: 5 << 20,  # the largest message fits
     _QUEUE: 10_000 * UNIT.size,
@@ -61,50 +68,76 @@ _File = tuple[int, int]
 def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
     noted = noted_sizes(root, disk)
-    noted_index = _noted_index(noted)
-    lengths = [size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)]
-    index = noted_index if noted_index and file_size(*noted_index) in lengths else None
-    index = index or index_sizes(disk, root / names.INDEX) or noted_index
-    if index and noted_index and index[0] == noted_index[0] and len(lengths) == 1:
-        index = noted_index  # the file was cut, or is too long
-    shown: dict[str, int | None] = {
-        _LOG: _usual_size(_LOG, _files(root / names.COMMIT_LOG, disk), noted),
-        _QUEUE: _usual_size(_QUEUE, _queue_files(root / names.CONSUME_QUEUE, disk, UNIT.size), noted),
-        _BATCH: _usual_size(_BATCH, _queue_files(root / names.BATCH_CONSUME_QUEUE, disk, BATCH_UNIT.size), noted),
-        _EXTENSION: _usual_size(_EXTENSION, _queue_files(root / names.CONSUME_QUEUE_EXT, disk, 1), noted),
-        _SLOTS: index[0] if index else None,
-        _ITEMS: index[1] if index else None,
-    }
-    return _filled(settings, shown)
+    shown = {name: _usual_size(name, _files_of(name, root, disk), noted) for name in _TREES}
+    index = _index_split(root, disk, noted)
+    return _filled(settings, shown | {_SLOTS: index[0] if index else None, _ITEMS: index[1] if index else None})
 
 
-def check_given_size(name: str, given: int, directories: Sequence[Path], root: Path, disk: Disk) -> None:
-    """Raise `ConfigurationError` where most files of a kind have another size than the one given, and the last writer's
-    note or else their names agree with them. Where there are neither, the size is larger than the one given: files are
-    cut rather than extended."""
-    sizes, steps = Counter[int](), set[int]()
-    for directory in directories:
-        files = _files(directory, disk)
-        sizes.update(size for _, size in files)
-        starts = sorted(start for start, _ in files)
-        steps |= {later - start for start, later in pairwise(starts)}
-    usual, count = max(sizes.items(), key=lambda item: item[1], default=(given, 0))
-    if usual == given or 2 * count <= sizes.total() or not _is_allowed(name, usual):
+def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
+    """Raise `ConfigurationError` for a size among the settings where most files of the kind have another one, and the
+    last writer's note or else their names agree with them. Where there are neither, they have RocketMQ's default or a
+    larger size than the one given: files are cut rather than extended."""
+    noted = noted_sizes(root, disk)
+    for name, given in (
+        (_LOG, settings.commit_log_file_size),
+        (_QUEUE, settings.consume_queue_file_size),
+        (_BATCH, settings.batch_consume_queue_file_size),
+        (_EXTENSION, settings.consume_queue_ext_file_size),
+    ):
+        if getattr(settings, name) is None:
+            continue
+        files = _files_of(name, root, disk)
+        usual = _most([size for _, size in files])
+        steps = {later - start for start, later in pairwise(sorted({start for start, _ in files}))}
+        is_told = usual in (*steps, _DEFAULTS[name]) or (usual > given and given not in steps)
+        if name in noted:
+            is_told = usual == noted[name]
+        if usual != given and is_told and _is_allowed(name, usual):
+            raise ConfigurationError(
+                f"the files of {root / _TREES[name][0]} have {usual:,} bytes, not {given:,}: give that as {name}, or "
+                "leave it out"
+            )
+    if settings.message_index_enable and (settings.max_hash_slot_num or settings.max_index_num):
+        _check_index_sizes(settings, root, disk, noted)
+
+
+def _check_index_sizes(settings: StoreSettings, root: Path, disk: Disk, noted: Mapping[str, int]) -> None:
+    """The same of slots and items. Files that were cut still show their slots."""
+    split, noted_split = _index_split(root, disk, noted), _noted_index(noted)
+    usual = _most(_index_lengths(root, disk))
+    if not split or usual != file_size(*split) or noted_split not in (None, split):
         return
-    noted = noted_sizes(root, disk).get(name)
-    known = steps if noted is None else {noted}
-    if usual not in known and (known or usual < given):
+    given = settings.max_hash_slot_num or split[0], settings.max_index_num or split[1]
+    wanted = file_size(*given)
+    is_told = noted_split or split == (SLOT_COUNT, ITEM_CAPACITY) or given[0] != split[0] or usual > wanted
+    if given == split or not is_told:
         return
     raise ConfigurationError(
-        f"the files of {directories[0] if len(directories) == 1 else directories[0].parents[1]} have {usual:,} bytes, "
-        f"not {given:,}: give that as {name}, or leave it out"
+        f"the files of {root / names.INDEX} have {usual:,} bytes, not {wanted:,} for {given[0]:,} slots and "
+        f"{given[1]:,} items: give {_SLOTS}={split[0]} and {_ITEMS}={split[1]}, or leave them out. For another size "
+        "remove the directory: it is built again from the log"
     )
 
 
-def check_log_size(settings: StoreSettings, root: Path, disk: Disk) -> None:
-    """`check_given_size` of the log's files, if a size was given."""
-    if settings.mapped_file_size_commit_log is not None:
-        check_given_size(_LOG, settings.commit_log_file_size, [root / names.COMMIT_LOG], root, disk)
+def _most(sizes: Sequence[int]) -> int:
+    """The size that more than half of them have, else 0."""
+    (size, count), *_ = Counter(sizes).most_common(1) or [(0, 0)]
+    return size if 2 * count > len(sizes) else 0
+
+
+def _index_split(root: Path, disk: Disk, noted: Mapping[str, int]) -> tuple[int, int] | None:
+    """Slots and items of the index files."""
+    noted_split, lengths = _noted_index(noted), _index_lengths(root, disk)
+    if noted_split and file_size(*noted_split) in lengths:
+        return noted_split
+    split = index_sizes(disk, root / names.INDEX) or noted_split
+    if split and noted_split and split[0] == noted_split[0] and len(lengths) == 1:
+        return noted_split  # the file was cut, or is too long
+    return split
+
+
+def _index_lengths(root: Path, disk: Disk) -> list[int]:
+    return [size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)]
 
 
 def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -> tuple[StoreSettings, list[str]]:
@@ -116,12 +149,11 @@ def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -
     if not settings.message_index_enable:
         unknown = [name for name in unknown if name == _QUEUE]
     elif settings.max_hash_slot_num is None and settings.max_index_num is None:
-        lengths = {size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)}
-        split = _likely_split(max(lengths, default=0))
+        split = _likely_split(max(_index_lengths(root, disk), default=0))
         settings = _filled(settings, dict(zip((_SLOTS, _ITEMS), split, strict=True)) if split else {})
     if small:
         return _filled(settings, SMALL_FILES), []
-    has_messages = any(size for _, size in _files(root / names.COMMIT_LOG, disk))
+    has_messages = any(size for _, size in _files_of(_LOG, root, disk))
     if not has_messages or (_QUEUE not in unknown and not _differ(settings)):
         return settings, []
     taken = {_QUEUE: settings.consume_queue_file_size, _SLOTS: settings.index_slot_count}
@@ -159,7 +191,7 @@ def noted_sizes(root: Path, disk: Disk) -> dict[str, int]:
     return {}
 
 
-def _noted_index(noted: dict[str, int]) -> tuple[int, int] | None:
+def _noted_index(noted: Mapping[str, int]) -> tuple[int, int] | None:
     """Slots and items, if one of them was noted: the other is RocketMQ's default then."""
     is_noted = {_SLOTS, _ITEMS} & noted.keys()
     return (noted.get(_SLOTS, SLOT_COUNT), noted.get(_ITEMS, ITEM_CAPACITY)) if is_noted else None
@@ -172,6 +204,12 @@ def _filled(settings: StoreSettings, sizes: Mapping[str, int | None]) -> StoreSe
     for name, size in missing.items():  # files may have a size that no setting allows: who reads them reports it
         object.__setattr__(filled, name, size)
     return filled
+
+
+def _files_of(name: str, root: Path, disk: Disk) -> list[_File]:
+    """Files whose size a setting tells."""
+    tree, unit_size = _TREES[name]
+    return _queue_files(root / tree, disk, unit_size) if unit_size else _files(root / tree, disk)
 
 
 def _files(directory: Path, disk: Disk) -> list[_File]:

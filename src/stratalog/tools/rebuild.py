@@ -46,7 +46,7 @@ from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_p
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import check_log_size, note_sizes, sized
+from stratalog.store.sizes import check_given_sizes, note_sizes, sized
 from stratalog.store.snapshot import (
     QueueEnd,
     forget_ends,
@@ -140,11 +140,11 @@ class _BesideDisk(Disk):
 
 
 def check_store(root: Path, settings: StoreSettings) -> None:
-    """Raise `NotAStore` where there is no log, `ConfigurationError` where its files have another size than given."""
+    """Raise `NotAStore` where there is no log, `ConfigurationError` where its files have other sizes than given."""
     with refusing(f"{root} cannot be rebuilt"):
         check_finished(root)
         refuse_without_log(root)
-        check_log_size(settings, root, PrivateDisk())
+        check_given_sizes(settings, root, PrivateDisk())
 
 
 def rebuild(

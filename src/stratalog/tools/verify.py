@@ -27,7 +27,7 @@ from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import completed, guess_text, sized
+from stratalog.store.sizes import check_given_sizes, completed, guess_text, sized
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
@@ -35,7 +35,6 @@ from stratalog.tools.unqueued import lost_ends
 from stratalog.tools.verify_files import (
     check_checkpoint,
     check_files,
-    check_given_sizes,
     check_snapshot,
     log_files_size,
     may_be_torn,
@@ -127,7 +126,7 @@ def _verify(
     refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=is_live)
     disk = ReportingDisk(report)
-    check_given_sizes(root, settings, disk)
+    check_given_sizes(settings, root, disk)
     report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
     settings, guessed = _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []

@@ -17,7 +17,6 @@ from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.log_scan import misnamed_step
-from stratalog.store.sizes import check_given_size, check_log_size
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
@@ -93,19 +92,6 @@ def misplaced(root: Path) -> Iterator[tuple[Path, str, str]]:
             yield root / name, "a file", "a directory" if (root / name).is_dir() else "no regular file"
     if (root / names.QUARANTINE).exists() and not (root / names.QUARANTINE).is_dir():
         yield root / names.QUARANTINE, "a directory", "a file"
-
-
-def check_given_sizes(root: Path, settings: StoreSettings, disk: Disk) -> None:
-    """Raise `ConfigurationError` for a size among the settings where most files of the kind have another one."""
-    check_log_size(settings, root, disk)
-    for name, tree in (
-        ("mapped_file_size_consume_queue", names.CONSUME_QUEUE),
-        ("mapper_file_size_batch_consume_queue", names.BATCH_CONSUME_QUEUE),
-        ("mapped_file_size_consume_queue_ext", names.CONSUME_QUEUE_EXT),
-    ):
-        if getattr(settings, name) is not None:
-            directories = [directory for *_, directory in queue_directories(root, tree, disk)]
-            check_given_size(name, queue_file_size(settings, tree), directories, root, disk)
 
 
 def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path], disk: Disk) -> bool:
