@@ -9,6 +9,7 @@ from typer.testing import Result
 
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
+from store.kinds import BATCH, KINDS, Kind
 from stratalog.cli.follow import follow
 from stratalog.cli.intact import Intact
 
@@ -148,3 +149,65 @@ def test_tail_says_that_another_store_was_put_in_the_place(
     error = capsys.readouterr().err
     assert f"orders/0 is not the queue that was read up to offset 4: it holds offsets [0, {new_count})" in error
     assert error.count("stratalog:") == 1
+
+
+def lost_in_front(kind: Kind, root: Path) -> tuple[int, dict[int, str]]:
+    """A store of which the first messages of a queue were damaged when its queues were built: how many of it are
+    lost, and the others."""
+    content = kind.made(root, count=12)
+    messages = content.queues[kind.queues[0]]
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    lost = sorted({known.commit_log_offset for known in messages.values()})[:2]
+    for offset in lost:
+        data[offset : offset + 60] = b"\xff" * 60
+    path.write_bytes(data)
+    shutil.rmtree(root / kind.tree)
+    for name in ("checkpoint", "queues.snapshot"):
+        (root / name).unlink()
+    (root / "abort").touch()
+    kind.open(root).close()
+    left = {at: known.body.decode() for at, known in messages.items() if known.commit_log_offset not in lost}
+    return len(messages) - len(left), left
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_get_and_tail_name_lost_messages_in_front_of_all_others(kind: Kind, tmp_path: Path, call: Call) -> None:
+    count, left = lost_in_front(kind, tmp_path)
+    topic, queue_id = kind.queues[0]
+    place = (tmp_path, topic, "--queue", queue_id, "--json")
+    commands = [("get", *place, "-n", 100, *more) for more in ((), ("--offset", 0), ("--offset", 1), ("--time", 0))]
+    for command in (*commands, ("tail", *place, "--last", 100, "--count", len(left))):
+        result = call(*command)
+        assert result.exit_code == 1, result.output
+        assert bodies_of(result) == list(left.values())
+        if kind is not BATCH:  # its first unit leads to another's record, which is an error of its own
+            first = 1 if command[-2:] == ("--offset", 1) else 0
+            what = f"offsets {first} to {count - 1}" if first < count - 1 else f"offset {first}"
+            assert f"stratalog: {topic}/{queue_id}: no message at {what}: lost to damage earlier" in result.stderr
+    for command in (("get", *place, "--offset", count), ("tail", *place, "--last", 2, "--count", 2)):
+        assert call(*command).exit_code == 0, "it does not ask for them"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_messages_that_retention_removed_are_not_missing(kind: Kind, tmp_path: Path, call: Call) -> None:
+    content = kind.made(tmp_path, count=150)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    topic, queue_id = kind.queues[0]
+    left = [known for known in content.queues[topic, queue_id].values() if known.commit_log_offset >= 16 * 1024]
+    for more in ((), ("--time", 0)):
+        result = call("get", tmp_path, topic, "--queue", queue_id, "-n", 1000, "--json", *more)
+        assert (result.exit_code, len(result.stdout.splitlines())) == (0, len(left)), result.stderr
+    assert "holds offsets" in sentence(call("get", tmp_path, topic, "--queue", queue_id, "--offset", 0))
+
+
+def test_get_names_all_messages_of_a_queue_that_has_none_left(small_store: Path, call: Call) -> None:
+    for number in range(10):
+        flip_body(small_store, b"body 0-%d" % number)
+    for name in ("checkpoint", "queues.snapshot"):
+        (small_store / name).unlink()
+    (small_store / "abort").touch()
+    stratalog.open(small_store, **SETTINGS).close()
+    result = call("get", small_store, "orders")
+    assert result.exit_code == 1
+    assert "orders/0: no message at offsets 0 to 9: lost to damage earlier" in result.stderr

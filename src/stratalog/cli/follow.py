@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stratalog.cli.intact import Intact
+from stratalog.cli.intact import Intact, begin_of
 from stratalog.cli.output import complain, tell
 from stratalog.cli.place import open_local
 from stratalog.store.following import is_replaced, message_before, replaced_text, views
@@ -24,7 +24,7 @@ def follow(
                 if name != topic or queue_id not in (None, number):
                     continue
                 queue = view.queue(topic, number)
-                low, end = queue.min_offset, queue.max_offset
+                low, end = begin_of(queue), queue.max_offset
                 start, before = read.get(number, (max(low, end - last) if view is store else low, None))
                 if is_replaced(queue, start, before):
                     complain(f"{replaced_text(queue, start)}. Its last messages follow")

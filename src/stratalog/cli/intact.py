@@ -1,6 +1,7 @@
 """Reading past damage: what is intact is shown, the rest is named on stderr."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stratalog.cli.output import complain
@@ -12,6 +13,20 @@ if TYPE_CHECKING:
     from stratalog.tiered import TieredQueue
 
 
+def begin_of(queue: "Queue | TieredQueue") -> int:
+    """The first offset that a queue gave, as far as its log goes back: where that is there from its begin, and has room
+    for the messages in front of the oldest one, those are lost."""
+    from stratalog.layout.message import FIXED_SIZE_V1
+
+    low, store = queue.min_offset, getattr(queue, "store", None)  # a tier has none
+    if not low or store is None or store.log.first_offset:
+        return low
+    oldest = None
+    with suppress(CorruptData):
+        oldest = next(queue.read(low, count=1), None)
+    return low if low > (oldest.commit_log_offset if oldest else store.log.end_offset) // FIXED_SIZE_V1 else 0
+
+
 class Intact:
     """Reads queues; `missing_count` is the number of messages that could not be read."""
 
@@ -20,8 +35,11 @@ class Intact:
 
     def read(self, queue: "Queue | TieredQueue", start: int, count: int | None = None) -> Iterator["Message"]:
         """Up to `count` messages from an offset on. Each damaged one is named; so are offsets without a message."""
-        end = queue.max_offset
+        low, end = queue.min_offset, queue.max_offset
         left = count if count is not None else end - start
+        if begin_of(queue) <= start < low:
+            self._pass(queue, start, low)
+            start = low
         while left > 0:
             try:
                 for message in queue.read(start, count=left):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratalog.cli.intact import Intact
+from stratalog.cli.intact import Intact, begin_of
 from stratalog.cli.output import (
     MESSAGE_RIGHT,
     MESSAGE_TITLES,
@@ -77,8 +77,8 @@ def get(
 ) -> None:
     """Read a queue from an offset or a time.
 
-    Out of a local store or a tier. With --json: one object a line. Damaged messages are named on stderr and stepped
-    over; the exit code is 1 then.
+    Out of a local store or a tier. With --json: one object a line. Damaged and lost messages are named on stderr and
+    stepped over; the exit code is 1 then.
     """
     if offset is not None and at is not None:
         raise typer.BadParameter("give --offset or --time, not both")
@@ -86,9 +86,12 @@ def get(
     with open_place(place, tier=tier, given=given) as store:
         queue = known_queue(store, topic, queue_id)
         reads, begin = _reads(store), time.perf_counter()
-        first = offset if begins_at is None else queue.offset_at(begins_at)
+        if offset is None:
+            offset = queue.min_offset if begins_at is None else queue.offset_at(begins_at)
+            if offset == queue.min_offset:  # as in the middle, a time leads to what was lost before its message
+                offset = begin_of(queue)
         intact = Intact()
-        messages = list(intact.read(queue, queue.min_offset if first is None else first, count))
+        messages = list(intact.read(queue, offset, count))
         seconds = time.perf_counter() - begin
         intact.name_left_out(queue, messages, is_all=len(messages) < count)
         _show(messages, full=full, as_json=as_json)
