@@ -17,6 +17,9 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
+from store.kinds import KINDS, Kind
+from store.model import scratch_folder
+from store.test_misplaced_queues import fill, moved
 from stratalog.cli import progress
 from stratalog.cli.output import offsets_text
 from stratalog.layout.message import HEAD
@@ -293,3 +296,30 @@ def test_an_unfinished_copy_is_named_by_every_command(small_store: Path, tmp_pat
         assert result.stderr == f"note: {told}\n"
     assert told in " ".join(call("inspect", copy).stdout.split())
     assert told in json.loads(call("inspect", copy, "--json").stdout)["notes"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_plan_of_a_rebuild_names_what_may_move_to_another_queue(kind: Kind, call: Call) -> None:
+    """The only message of a queue, of which the directory was renamed. Whatever the run moves is named."""
+    with scratch_folder() as folder:
+        fill(folder / "base", kind, 1, 0)
+        assert json.loads(call("rebuild", folder / "base", "--json").stdout)["mayMove"] == []
+        moved_count = 0
+        for source, target in moved(folder / "base", kind):
+            shutil.copytree(folder / "base", root := folder / "store")
+            (root / source.relative_to(folder / "base")).rename(root / target.relative_to(folder / "base"))
+            before = prints(root)
+            plan, shown = call("rebuild", root, "--json"), call("rebuild", root)
+            named = json.loads(plan.stdout)["mayMove"]
+            assert [line.partition("may move  ")[2] for line in shown.stdout.splitlines() if "may move" in line] == (
+                ["; ".join(named)] if named else []
+            )
+            assert "refuses where queues would lead to fewer messages" in shown.stdout
+            assert json.loads(call("rebuild", root, "--index", "--json").stdout)["mayMove"] == []
+            assert prints(root) == before
+            done = json.loads(call("rebuild", root, "--yes", "--json").stdout)
+            for text in done["moved"]:
+                assert any(text.startswith(place) for place in named), (text, named)
+            moved_count += len(done["moved"])
+            shutil.rmtree(root)
+        assert moved_count

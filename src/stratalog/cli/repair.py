@@ -129,7 +129,7 @@ def rebuild(
     would lead to fewer messages than the old ones (run repair).
     """
     warm_up()
-    from stratalog.tools.rebuild import PARTS, Part, check_store
+    from stratalog.tools.rebuild import PARTS, Part, check_store, may_move
     from stratalog.tools.rebuild import rebuild as build
 
     asked: dict[Part, bool] = {"queues": queues, "index": index, "checkpoint": checkpoint}
@@ -137,11 +137,17 @@ def rebuild(
     settings = settings_of(given, conf)
     check_store(store, settings)
     if not yes:
+        moving = may_move(store) if "queues" in parts else []
         if as_json:
-            show_json({"parts": parts, "done": False})
+            show_json({"parts": parts, "done": False, "mayMove": moving})
         else:
-            names = ", ".join(parts)
-            print(f"would build anew from the log: {names}\nadd --yes to do it; messages are not touched")
+            print(f"would build anew from the log: {', '.join(parts)}")
+            if moving:
+                print(pairs({"may move": "; ".join(map(clean, moving))}))
+            print(
+                "the log was not read yet: the run tells of damage and of what moved, and refuses where queues would "
+                "lead to fewer messages\nadd --yes to do it; the log is not changed"
+            )
         return
     begin = time.perf_counter()
     with Progress("rebuild") as progress:

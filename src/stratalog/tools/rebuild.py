@@ -443,8 +443,26 @@ def _led_to_only(root: Path, staging: Path, disk: Disk, mended: Collection[int])
 
 def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iterator[tuple[QueueEnd, str]]:
     """Ends of the queues built whose newest message, by the old units, is a record that names another place now: its
-    offset was given; and what to tell of it, unless it is told as damage. Where another of the newest units leads to
-    another queue's record too, the files are that queue's."""
+    offset was given; and what to tell of it, unless it is told as damage."""
+    for end, number, record in _led_elsewhere(root, disk, staging):
+        is_served = _has_queue(record) and record.commit_log_offset < rebuilt.log_end
+        is_served &= not any(one.begin <= record.commit_log_offset < one.end for one in rebuilt.damages)
+        text = f"{_led_text(end, number, record)}, and is served there"
+        yield end, f"{text}. If the queue was not renamed, the record is damaged" if is_served else ""
+
+
+def may_move(root: Path) -> list[str]:
+    """Messages that a rebuild may put into another queue. Which of them it does only the log tells, read whole."""
+    with refusing(f"{root} cannot be rebuilt"):
+        return [_led_text(*one) for one in _led_elsewhere(root, PrivateDisk()) if _has_queue(one[2])]
+
+
+def _led_elsewhere(
+    root: Path, disk: Disk, staging: Path | None = None
+) -> Iterator[tuple[QueueEnd, int, Record]]:  # fmt: skip
+    """Ends of the queues whose newest message, by their units, is a record that names another place; its offset there,
+    and the record. Where another of the newest units leads to another queue's record too, the files are that queue's.
+    Left out are queues that reach as far below `staging`."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
@@ -453,22 +471,28 @@ def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iter
                 led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))[-_UNITS_ASKED:]
                 columns = (column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1)))
                 newest = [*newest, *zip(*columns, strict=True)][-_UNITS_ASKED:]
-            if not newest or written_end(staging, (topic, queue_id), disk) >= newest[-1][2]:
+            if not newest or (staging and written_end(staging, (topic, queue_id), disk) >= newest[-1][2]):
                 continue
-            records = [(record_at(root, offset, disk), number) for number, offset, _ in newest]
-            *own, is_own = (record and has_place(record, topic, queue_id, number) for record, number in records)
-            record, number = records[-1]
-            if record and not is_own and all(own):
-                text = (
-                    f"offset {number:,} of {topic}/{queue_id} led to the record at log offset "
-                    f"{record.commit_log_offset:,}, which says that it has offset {record.queue_offset:,} in "
-                    f"{record.topic.decode(errors='replace')}/{record.queue_id}, and is served there. If the queue was "
-                    "not renamed, the record is damaged"
-                )
-                is_served = names.is_topic(record.topic.decode(errors="replace")) and record.queue_id >= 0
-                is_served &= record.commit_log_offset < rebuilt.log_end
-                is_served &= not any(one.begin <= record.commit_log_offset < one.end for one in rebuilt.damages)
-                yield QueueEnd(topic, queue_id, newest[-1][2], 0), text if is_served else ""
+            records = ((record_at(root, offset, disk), number) for number, offset, _ in reversed(newest))
+            record, number = next(records)
+            if (
+                record
+                and not has_place(record, topic, queue_id, number)
+                and all(one and has_place(one, topic, queue_id, place) for one, place in records)
+            ):
+                yield QueueEnd(topic, queue_id, newest[-1][2], 0), number, record
+
+
+def _has_queue(record: Record) -> bool:
+    return names.is_topic(record.topic.decode(errors="replace")) and record.queue_id >= 0
+
+
+def _led_text(end: QueueEnd, number: int, record: Record) -> str:
+    return (
+        f"offset {number:,} of {end.topic}/{end.queue_id} led to the record at log offset "
+        f"{record.commit_log_offset:,}, which says that it has offset {record.queue_offset:,} in "
+        f"{record.topic.decode(errors='replace')}/{record.queue_id}"
+    )
 
 
 def _begins_to_keep(root: Path, begins: Mapping[QueueKey, QueueBegin], disk: Disk) -> dict[QueueKey, QueueBegin]:
