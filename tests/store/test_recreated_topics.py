@@ -372,7 +372,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.one_in(83)
+@pytest.mark.one_in(331)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("field", "which"), CHANGES)
