@@ -170,7 +170,7 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 }
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(("state", "which"), PLACES)
 @pytest.mark.parametrize(("kind", "field"), CHANGES)
@@ -209,7 +209,7 @@ def test_a_record_between_others_is_restored_whatever_was_run_before_a_repair(
             assert {number: found.get(number) for number in content.queues[queue]} == content.queues[queue]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("which", [-18, -10, -2])

@@ -346,6 +346,20 @@ def test_a_type_that_the_records_contradict_is_named_and_nothing_is_built_by_it(
 
 
 @pytest.mark.parametrize("has_copy", [False, True])
+def test_no_changed_bit_of_topics_json_makes_a_batch_topic_an_ordinary_one(has_copy: bool, tmp_path: Path) -> None:
+    BATCH.made(tmp_path, count=4)
+    path = tmp_path / CONFIG / TOPICS
+    whole = path.read_bytes()
+    if has_copy:
+        path.with_name(path.name + COPY).write_bytes(whole)
+    for position, bit in itertools.product(range(len(whole)), range(8)):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << bit
+        path.write_bytes(changed)
+        assert Topics(tmp_path, Disk()).is_batch("batches"), changed[max(0, position - 20) : position + 20]
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("position", range(len("BatchCQ")))
 def test_a_queue_type_that_is_none_lets_no_batch_be_served_as_a_message(

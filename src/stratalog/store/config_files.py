@@ -31,6 +31,7 @@ DELAY_OFFSETS = "delayOffset.json"
 SUBSCRIPTION_GROUPS = "subscriptionGroup.json"
 COPY = ".bak"
 QUEUE_TYPE = "queue.type"
+_ATTRIBUTES = "attributes"
 _QUEUE_TYPES = ("SimpleCQ", "BatchCQ", "RocksDBCQ")
 _EMPTY = "is empty"
 _ON_ONE_LINE = frozenset({"timermetrics", "transactionMetrics"})
@@ -85,15 +86,25 @@ def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | No
 
 
 def content_fault(path: Path, value: Any) -> str | None:
-    """What a file cannot say, though it is JSON: a topic's queue type that is none (RocketMQ does not load the store),
-    by which batches would be taken for messages."""
+    """What a file cannot say, though it is JSON, and by which batches would be taken for messages: a topic's queue type
+    that is none (RocketMQ does not load the store), or the name of that member with one bit changed."""
     table = value.get("topicConfigTable") if path.name.removesuffix(COPY) == TOPICS and isinstance(value, dict) else {}
     for name, entry in table.items() if isinstance(table, dict) else ():
-        attributes = entry.get("attributes") if isinstance(entry, dict) else None
-        kind = attributes.get(QUEUE_TYPE) if isinstance(attributes, dict) else None
+        members = entry if isinstance(entry, dict) else {}
+        attributes = members.get(_ATTRIBUTES)
+        attributes = attributes if isinstance(attributes, dict) else {}
+        kind = attributes.get(QUEUE_TYPE)
         if kind is not None and kind not in _QUEUE_TYPES:
             return f"says that topic {name} has the queue type {kind!r}, which is none"
+        for known, keys in ((_ATTRIBUTES, members), (QUEUE_TYPE, attributes)):
+            if changed := next((key for key in keys if _is_one_bit_off(str(key), known)), None):
+                return f"has {changed!r} for {known!r} at topic {name}"
     return None
+
+
+def _is_one_bit_off(text: str, known: str) -> bool:
+    stored, right = text.encode(errors="surrogatepass"), known.encode()
+    return len(stored) == len(right) and sum((a ^ b).bit_count() for a, b in zip(stored, right, strict=True)) == 1
 
 
 def write_config(directory: Path, name: str, value: dict[str | int, Any], disk: Disk, *, release: Release) -> None:
