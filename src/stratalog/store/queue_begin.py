@@ -136,6 +136,9 @@ def _is_changed(unit: LiveUnit, walk: "_Walk", key: QueueKey, root: Path, disk: 
         return False
     own = [one.commit_log_offset for one in walk.of_queue[key] if one.begin == unit.queue_offset]
     named = record.topic.decode(errors="replace"), record.queue_id
+    before = [one.end for one in walk.of_queue[key] if one.commit_log_offset < record.commit_log_offset]
+    if named == key and before and before[-1] == record.queue_offset:  # it is in its place, the unit is not
+        return False
     return not (
         any((offset ^ unit.commit_log_offset).bit_count() == 1 or offset in walk.led_to for offset in own)
         or (named != key and _leads_to(named, record.commit_log_offset, root, disk))
