@@ -4,6 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count as numbers
 from pathlib import Path
 
@@ -431,3 +432,107 @@ def damage(kind: Kind, root: Path, key: Key, place: int, field: str) -> None:
             end = len(data) if field == "units" else kind.layout.size
             data[:end] = bytes(end)
         path.write_bytes(data)
+
+
+def sector_zeroed(kind: Kind, root: Path) -> None:
+    """The first one of the log: the first records of several queues."""
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(bytes(512) + path.read_bytes()[512:])
+
+
+def files_exchanged(kind: Kind, root: Path) -> None:
+    """The first of one queue and the newest of the other."""
+    one, other = kind.files(root, kind.queues[0])[0], kind.files(root, kind.queues[1])[-1]
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+def first_unit_changed(bit: int, kind: Kind, root: Path) -> None:
+    path = kind.files(root, kind.queues[0])[0]
+    data = bytearray(path.read_bytes())
+    data[kind.layout.position("commit_log_offset") + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def first_record_changed(field: str, kind: Kind, root: Path) -> None:
+    with kind.open(root, mode="r") as store:
+        place = next(store.queue(*kind.queues[0]).read()).commit_log_offset
+    change(root, place, field)
+
+
+DAMAGES: dict[str, Callable[[Kind, Path], None]] = {
+    "sector": sector_zeroed,
+    "files exchanged": files_exchanged,
+    **{f"unit, bit {bit}": partial(first_unit_changed, bit) for bit in range(14)},
+    **{field: partial(first_record_changed, field) for field in FIELDS},
+}
+
+
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("road", [*ROADS, "opened, opened"])
+@pytest.mark.parametrize("count", [2, 4, 8, 24])
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_no_damage_makes_a_topic_look_as_if_it_had_been_created_again(
+    kind: Kind, name: str, count: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """No live message is taken for a deleted one."""
+    root = tmp_path / "store"
+    content = Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, content, 0, count)
+    DAMAGES[name](kind, root)
+    STATES[state](root)
+    reports = Reports()
+    for step in road.split(", "):
+        try:
+            getattr(reports, step)(kind, root)
+        except CorruptData as error:
+            reports.texts.append(str(error))
+    assert not any("begin again" in text for text in reports.texts)
+    report = verify(root, settings=settings_of(kind))
+    # A record that names another queue's place stands in front of it, until it is repaired.
+    assert not report.deleted_count or (name.startswith("queue id") and not report.ok)
+    is_named = any(filter(None, reports.texts)) or not report.ok or report.missing
+    with kind.open(root, mode="r") as store:
+        for queue in kind.queues:
+            found, errors, _ = read_on(store.queue(*queue))
+            assert found == content.queues[queue] or is_named or errors
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
+@pytest.mark.parametrize("damaged", ["unit", "files"])
+@pytest.mark.parametrize("count", [1, 3, FEWER])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("plain", "extended", "batch")], ids=str)
+def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
+    kind: Kind, count: int, damaged: str, road: str, tmp_path: Path
+) -> None:
+    """The first topic's messages do not begin at 0 in the log any more."""
+    root, begin, content, key = tmp_path / "store", SIZES["mapped_file_size_commit_log"], Content(), kind.queues[0]
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, OLD)
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        for number in range(OLD, OLD + 10):
+            kind.put(store, number, Content())
+        delete(store, kind)
+        for number in range(2 * OLD, 2 * OLD + 2 * count):
+            kind.put(store, number, content)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    unseal(root)
+    damage(kind, root, key, 0, damaged if damaged == "unit" else "units")
+    log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    reports = Reports()
+    for step in road.split(", "):
+        try:
+            getattr(reports, step)(kind, root)
+        except CorruptData as error:
+            reports.texts.append(str(error))
+    assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    with kind.open(root, mode="r") as store:
+        found, errors, _ = read_on(store.queue(*key))
+        assert found == content.queues[key] or any(filter(None, reports.texts)) or errors or store.recovery.warning
+        assert damaged != "unit" or count == 1 or found == content.queues[key]

@@ -473,6 +473,15 @@ def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
         )
 
 
+def written_end(file: MappedFile, position: int) -> int:
+    """Position after the last byte of a file that is not zero, from a position on."""
+    end, stop = position, min(file.size, file.data_end)
+    for begin in range(position, stop, _ZERO_CHUNK):
+        written = np.flatnonzero(file.view[begin : min(stop, begin + _ZERO_CHUNK)])
+        end = begin + int(written[-1]) + 1 if written.size else end
+    return end
+
+
 def _written_size(file: MappedFile, position: int) -> int:
     """How far after `position` something was written (bytes that are not zero), looking at one record's reach."""
     written = np.flatnonzero(file.view[position : position + _REACH].copy())  # a writer may be writing there

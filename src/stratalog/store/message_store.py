@@ -269,7 +269,7 @@ class MessageStore(Uncopied):
             self._flush_log()  # what was built of it waits for dispatch's first turn: the old checkpoint still holds
         else:
             self._flush_all()
-            note_ends(self.root, self._disk, [], self.log.first_offset)
+            note_ends(self.root, self._disk, [], self.log.first_offset, self._dispatcher.doubtful_begins)
         dispatching = Periodic(
             "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due,
             woken=self._dispatch_when_woken,

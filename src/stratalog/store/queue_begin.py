@@ -7,8 +7,8 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light_places
 from stratalog.layout.message import HEAD, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, is_topic, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import Disk, MappedFile
-from stratalog.store.log_scan import closes_file, next_record
+from stratalog.store.log_scan import closes_file, next_record, written_end
 
 QueueKey = tuple[str, int]
 _CHUNK_RECORDS = 1 << 13
@@ -40,11 +40,12 @@ class QueueBegin(NamedTuple):
 
 
 class LiveUnit(NamedTuple):
-    """A unit that leads into the log, to a message."""
+    """A unit that leads into the log, to a message; `end` is the queue offset after its last message."""
 
     queue_offset: int
     commit_log_offset: int
     size: int
+    end: int
 
 
 class _Record(NamedTuple):
@@ -94,9 +95,25 @@ def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
 
 
 def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> Iterator[LiveUnit]:
-    for numbers, offsets, sizes, _, tags_codes in written_units(directory, layout, disk):
+    for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
         led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
-        yield from map(LiveUnit, numbers[led].tolist(), offsets[led].tolist(), sizes[led].tolist())
+        columns = (numbers, offsets, sizes, numbers + np.maximum(counts, 1))
+        yield from map(LiveUnit, *(column[led].tolist() for column in columns))
+
+
+def is_after_zeros(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
+    """Whether there are zeros in the place of the unit before one."""
+    for name in disk.files(directory):
+        file = disk.open(directory / name)
+        try:
+            stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
+        finally:
+            file.close()
+        units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+        at = np.flatnonzero(units["commit_log_offset"] == unit.commit_log_offset)
+        if at.size:
+            return bool(at[0] and not stored[(at[0] - 1) * layout.size : at[0] * layout.size].strip(b"\0"))
+    return False
 
 
 def live_begins(
@@ -104,61 +121,78 @@ def live_begins(
 ) -> dict[QueueKey, QueueBegin]:
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. A unit counts if a record of its place begins where it leads to, or if that record is damaged: its bytes, or,
-    where the next unit counts or is none, what it says of its place."""
-    if not queues or not log:
+    for the first unit, what it says of its place."""
+    if not any(queues.values()) or not log:
         return {}
-    led_to = {unit.commit_log_offset for units in queues.values() for unit in units}
-    walk, found = _Walk(log, led_to, queues.keys()), dict[QueueKey, QueueBegin]()
+    walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
+    counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
+    changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk)]
+    for key in _without_led(changed, queues, walk, root, disk) if changed else ():
+        counting[key][0] = True
     for key, units in queues.items():
-        counting = [_counts(key, unit, walk) for unit in units]
-        for at, unit in enumerate(units):
-            is_next_right = counting[at + 1] if at + 1 < len(units) else len(units) == 1
-            if counting[at] or (is_next_right and _is_changed(unit, walk, key, root, disk)):
-                if begin := _begin(unit, walk.of_queue[key], is_whole_log=not int(log[0].path.name)):
-                    found[key] = begin
-                break
+        first = next((unit for unit, counts in zip(units, counting[key], strict=True) if counts), None)
+        if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
+            found[key] = begin
     return found
 
 
 def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     record = walk.records.get(unit.commit_log_offset)
-    return has_place(record, *key, unit.queue_offset) if record else walk.is_damaged(unit.commit_log_offset)
+    if record:
+        return has_place(record, *key, unit.queue_offset)
+    return walk.damage_at(unit.commit_log_offset) is not None and not walk.is_one_bit_off(key, unit)
 
 
-def _is_changed(unit: LiveUnit, walk: "_Walk", key: QueueKey, root: Path, disk: Disk) -> bool:
-    """Whether a unit leads to a record that was changed: it names another place, whose queue does not lead to it. The
-    unit may be damaged instead, or another queue's: then a record of its place is one bit of the unit away, or another
-    queue leads to that."""
-    record = walk.records.get(unit.commit_log_offset)
-    if not record or record.total_size != unit.size:
+def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> bool:
+    """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
+    changed: the next unit counts and goes on there, or is none, and no record of its place is one bit of the unit
+    away."""
+    unit = units[0] if units else None
+    record = walk.records.get(unit.commit_log_offset) if unit else None
+    if not unit or not record or counting[0] or record.total_size != unit.size:
         return False
     if is_light(key[0]) and light_offset(record.properties, key[0]) < 0:  # two light queues may share what follows
         return False
-    own = [one.commit_log_offset for one in walk.of_queue[key] if one.begin == unit.queue_offset]
-    named = record.topic.decode(errors="replace"), record.queue_id
-    before = [one.end for one in walk.of_queue[key] if one.commit_log_offset < record.commit_log_offset]
-    if named == key and before and before[-1] == record.queue_offset:  # it is in its place, the unit is not
+    if len(units) > 1:
+        goes_on = units[1].queue_offset == unit.end and units[1].commit_log_offset > unit.commit_log_offset
+        if not (counting[1] and goes_on):
+            return False
+    before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
+    is_in_place = before and before[-1].end == record.queue_offset
+    if is_in_place and (record.topic.decode(errors="replace"), record.queue_id) == key:
         return False
-    return not (
-        any((offset ^ unit.commit_log_offset).bit_count() == 1 or offset in walk.led_to for offset in own)
-        or (named != key and _leads_to(named, record.commit_log_offset, root, disk))
-    )
+    return not walk.is_one_bit_off(key, unit)
 
 
-def _leads_to(key: QueueKey, commit_log_offset: int, root: Path, disk: Disk) -> bool:
-    """Whether a unit of a queue leads to a log offset."""
-    return is_topic(key[0]) and any(
-        bool(np.any(offsets == commit_log_offset))
-        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
-        for _, offsets, *_ in written_units(root / tree / key[0] / str(key[1]), layout, disk)
-    )
+def _without_led(
+    keys: Sequence[QueueKey], queues: Mapping[QueueKey, Sequence[LiveUnit]], walk: "_Walk", root: Path, disk: Disk
+) -> list[QueueKey]:
+    """Leave out the queues whose first unit may be another queue's: one leads to its record, too, or a unit of any
+    queue leads to a record of its place. Light queues share records."""
+    records = {key: queues[key][0].commit_log_offset for key in keys if not is_light(key[0])}
+    places = {key: walk.places(key, queues[key][0].queue_offset) for key in records}
+    asked = np.array(sorted({*records.values(), *chain(*places.values())}), np.int64)
+    led = defaultdict[int, set[QueueKey]](set)
+    for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+        for topic in disk.directories(root / tree) if records else ():
+            for queue_id in map(queue_id_of, disk.directories(root / tree / topic)) if not is_light(topic) else ():
+                if queue_id is not None:
+                    directory = root / tree / topic / str(queue_id)
+                    for _, offsets, *_ in written_units(directory, layout, disk):
+                        for offset in offsets[np.isin(offsets, asked)].tolist():
+                            led[offset].add((topic, queue_id))
+    return [
+        key for key in keys
+        if key not in records or not (led[records[key]] - {key} or any(led[place] for place in places[key]))
+    ]  # fmt: skip
 
 
-def _begin(first: LiveUnit, records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:
-    """Where a queue begins, by its first unit that counts and its `records` before that. In front of it may be others
-    whose units are damaged: those that lead up to it from queue offset 0. Two or more with larger offsets are of the
-    deleted topic for certain, and so is what is before them."""
-    begin = QueueBegin(first.queue_offset, first.commit_log_offset)
+def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:
+    """Where a queue begins, by its first unit that counts (where the damage begins, if its record is damaged) and its
+    `records` before that. In front of it may be others whose units are damaged: those that lead up to it from queue
+    offset 0. Two or more with larger offsets are of the deleted topic for certain, and so is what is before them."""
+    damage = walk.damage_at(first.commit_log_offset)
+    begin = QueueBegin(first.queue_offset, first.commit_log_offset if damage is None else damage)
     before = [record for record in records if record.commit_log_offset < first.commit_log_offset]
     if not first.queue_offset or not before:
         return begin
@@ -178,8 +212,8 @@ def _begin(first: LiveUnit, records: list[_Record], *, is_whole_log: bool) -> Qu
 class _Walk:
     """The log up to a limit: whole records at some log offsets, those of some queues, and what is damaged."""
 
-    def __init__(self, log: Sequence[MappedFile], led_to: Collection[int], keys: Collection[QueueKey]) -> None:
-        self.led_to = led_to
+    def __init__(self, log: Sequence[MappedFile], queues: Mapping[QueueKey, Sequence[LiveUnit]]) -> None:
+        keys, led_to = queues.keys(), {unit.commit_log_offset for units in queues.values() for unit in units}
         self.records: dict[int, Record] = {}
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
         self._damages: list[tuple[int, int]] = []
@@ -194,10 +228,21 @@ class _Walk:
                     self.records[base + position] = decode_record(file.view.data, position, verify=False)
                 self._take(file, base, positions)
 
-    def is_damaged(self, commit_log_offset: int) -> bool:
-        """Whether a log offset lies in bytes that are no whole record, before a file's end or another one."""
+    def damage_at(self, commit_log_offset: int) -> int | None:
+        """Where the bytes begin that are no whole record, before a file's end or another one, if a log offset lies in
+        such."""
         at = bisect_right(self._damages, commit_log_offset, key=lambda damage: damage[0]) - 1
-        return at >= 0 and commit_log_offset < self._damages[at][1]
+        is_inside = at >= 0 and commit_log_offset < self._damages[at][1]
+        return self._damages[at][0] if is_inside else None
+
+    def is_one_bit_off(self, key: QueueKey, unit: LiveUnit) -> bool:
+        """Whether a whole record of a unit's place is one bit of its log offset away: the unit is damaged."""
+        places = self.places(key, unit.queue_offset)
+        return any((place ^ unit.commit_log_offset).bit_count() == 1 for place in places)
+
+    def places(self, key: QueueKey, queue_offset: int) -> list[int]:
+        """Log offsets of the whole records that say they have a queue offset."""
+        return [own.commit_log_offset for own in self.of_queue[key] if own.begin == queue_offset]
 
     def _whole_records(self, file: MappedFile) -> Iterator[tuple[int, NDArray[np.int64]]]:
         positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
@@ -208,9 +253,10 @@ class _Walk:
             position = stop
             if status != ScanStatus.FULL:
                 position = next_record(file, stop + 1, base)
-                end = position if position >= 0 else file.data_end
-                if position >= 0 or not closes_file(file, stop, base):
-                    self._damages.append((base + stop, base + end))
+                if position >= 0:
+                    self._damages.append((base + stop, base + position))
+                elif not closes_file(file, stop, base):
+                    self._damages.append((base + stop, base + written_end(file, stop)))
 
     def _take(self, file: MappedFile, base: int, positions: NDArray[np.int64]) -> None:
         heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]

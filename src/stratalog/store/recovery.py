@@ -76,7 +76,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stratalog.errors import command
+from stratalog.errors import CorruptData, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.queue import is_filler
 from stratalog.layout.record import OFFSETS_END
@@ -92,6 +92,7 @@ from stratalog.store.dispatch import (
     queue_offset_limit,
 )
 from stratalog.store.evidence import (
+    RESTORE_LOG,
     begins_of,
     check_belonging,
     checkpointed,
@@ -213,6 +214,11 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
+        if clean and not log.read_only and found.torn_size and end == log.first_offset:
+            raise CorruptData(
+                f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}",
+                path=str(log.directory),
+            )
         told = {}  # by units that are about to go
         if not beside_writer and (not intact or found.quarantined):
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
@@ -458,7 +464,7 @@ def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset
     for file in index.files:
         if _holds_keys(log, index, begin, file.begin_commit_log_offset, with_tags=with_tags):
             return False
-        if file.end_commit_log_offset >= log.first_offset:
+        if log.first_offset <= file.end_commit_log_offset < log.end_offset:
             begin = after_record(log, file.end_commit_log_offset)
     return True
 
@@ -466,7 +472,7 @@ def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset
 def _holds_keys(log: CommitLog, index: Index, begin: int, end: int, *, with_tags: bool) -> bool:
     """Whether any record of [begin, end) should be in the index."""
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
-    for file, position, stop, base in log.extents(begin, end):
+    for file, position, stop, base in log.extents(begin, min(end, log.end_offset)):
         status = int(ScanStatus.FULL)
         while status == ScanStatus.FULL:
             count, position, status = scan(file.address, position, stop, base, TRUST, positions, sizes)

@@ -106,7 +106,8 @@ def store_snapshot(
     with contextlib.suppress(OSError):
         lock = disk.mark(root / names.LOCK, names.OWN_MARK)
         if not queues:
-            note_damages(root, disk, damages, left_out, log.first_offset, seal.log_end_offset, ends, begins)
+            log_range = log.first_offset, seal.log_end_offset
+            note_damages(root, disk, damages, left_out, *log_range, ends, begins, lock=lock)
             return
         for queue in queues:
             del ends[queue.topic, queue.queue_id]
@@ -132,7 +133,7 @@ def store_snapshot(
 
 def note_damages(
     root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int,
-    ends: Mapping[QueueKey, int], begins: Mapping[QueueKey, QueueBegin],
+    ends: Mapping[QueueKey, int], begins: Mapping[QueueKey, QueueBegin], *, lock: Stamp = _NO_STAMP,
 ) -> None:  # fmt: skip
     """A snapshot of nothing but the log's damage, and the ends and begins of queues; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
@@ -140,7 +141,7 @@ def note_damages(
     kept = [(*key, *begin) for key, begin in begins.items()]
     if noted or left_out or others or kept:
         snapshot = _Snapshot(
-            _NO_STAMP, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], damages=noted, left_out=list(left_out),
+            lock, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], damages=noted, left_out=list(left_out),
             others=others, begins=kept,
         )  # fmt: skip
         _store(snapshot, root, disk)
@@ -148,13 +149,17 @@ def note_damages(
         disk.remove(root / names.SNAPSHOT)
 
 
-def note_ends(root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int) -> None:
+def note_ends(
+    root: Path, disk: Disk, ends: Iterable[QueueEnd], log_begin: int, begins: Mapping[QueueKey, QueueBegin] = {}
+) -> None:  # fmt: skip
     """Note where queues begin and end beside what the snapshot says, before units that alone tell it are removed: an
-    opening that is killed after that is not the last to know."""
+    opening that is killed after that is not the last to know. `begins` are those that units do not tell afterwards."""
     snapshot = _read(root, disk) or _Snapshot(_NO_STAMP, _NO_STAMP, log_begin, log_begin, 1, _NO_STAMP, [])
-    if (noted := list(ends)) != snapshot.ends:
+    kept = [(*key, *begin) for key, begin in begins.items()]
+    if (noted := list(ends)) != snapshot.ends or (kept and kept != snapshot.begins):
         begin = snapshot.log_first_offset if noted else min(log_begin, snapshot.log_first_offset)  # none: it is opened
-        _store(msgspec.structs.replace(snapshot, ends=noted, log_first_offset=begin), root, disk)
+        kept = kept or snapshot.begins
+        _store(msgspec.structs.replace(snapshot, ends=noted, begins=kept, log_first_offset=begin), root, disk)
 
 
 def keep_ends(root: Path, disk: Disk) -> None:

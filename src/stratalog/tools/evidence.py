@@ -36,6 +36,7 @@ from stratalog.store.queue_begin import (
     QueueKey,
     first_units,
     has_place,
+    is_after_zeros,
     live_begins,
     written_units,
 )
@@ -243,7 +244,7 @@ class Evidence:
         self.gone_count = 0
         """Units of messages before the log's first file."""
         self.led_to: Counter[int] = Counter()
-        """Units that lead into each file of the log, by its number, but after its last whole record."""
+        """Units that lead into whole records of each file of the log, by its number."""
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find a message of their queue there."""
         self.missed_in: dict[QueueKey, Counter[int]] = defaultdict(Counter)
@@ -398,7 +399,7 @@ class Evidence:
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
         if not is_light(queue.key[0]):
-            _count_files(self.led_to, offsets[self._is_before_a_record(offsets)], self.file_size)
+            _count_files(self.led_to, offsets[self._is_covered(offsets)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
         # A file that leads to other records, or into them, more often than to its own is another queue's or another
         # store's; so is a queue that finds none of its messages.
@@ -452,14 +453,6 @@ class Evidence:
         found: NDArray[np.bool_] = (self._offsets[at] == offsets) & (self._numbers[at] == numbers)
         return found
 
-    def _is_before_a_record(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether a whole record stands there or after in the same log file: it was not cut before."""
-        at = np.searchsorted(self._offsets, offsets)
-        is_followed = at < len(self._offsets)
-        following = self._offsets[at[is_followed]]
-        is_followed[is_followed] = following // self.file_size == offsets[is_followed] // self.file_size
-        return is_followed
-
     def is_repaired(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether units lead to what a repair made. Where it did not come to build the queues again they still lead to
         what stood there before, and say only which queue offsets were given."""
@@ -485,7 +478,9 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                 units = first_units(directory, layout, log_begin, disk)
             if units:
                 first, record = units[0], record_at(root, units[0].commit_log_offset, disk)
-                is_first = not first.queue_offset or log_begin > 0
+                is_first = not first.queue_offset or (
+                    log_begin > 0 and not is_after_zeros(directory, layout, first, disk)
+                )  # fmt: skip
                 if record and is_first and has_place(record, topic, queue_id, first.queue_offset):
                     found[topic, queue_id] = QueueBegin(*first[:2])
                 else:

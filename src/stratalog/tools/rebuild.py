@@ -229,7 +229,8 @@ def rebuild_locked(
         )
         if missing and not may_serve_less:
             raise CorruptData(
-                f"{_told_unqueued(missing)}. Nothing was changed; {command('repair', root)} restores such records",
+                f"{_told_unqueued(missing)}. Nothing was changed; {command('repair', root)} restores such records or "
+                "says why not",
                 path=str(root / names.COMMIT_LOG),
             )
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():

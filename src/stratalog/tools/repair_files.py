@@ -20,7 +20,7 @@ from stratalog.tools.verify_files import BACKUP, config_directories, config_faul
 
 
 def plan_files(
-    root: Path, file_size: int, disk: PrivateDisk, *, is_given: bool
+    root: Path, file_size: int, disk: PrivateDisk, *, is_given: bool, is_noted: bool
 ) -> tuple[list[Action], list[str]]:  # fmt: skip
     """Give every file of the log its full size, make those that are missing, move away what is no file of a log.
 
@@ -34,7 +34,7 @@ def plan_files(
     }
     starts = [int(name) for name in files]
     is_known = file_size in files.values() or any(start + file_size in starts for start in starts)
-    is_known |= is_given and max(files.values(), default=0) < 2 * file_size
+    is_known |= is_noted or (is_given and max(files.values(), default=0) < 2 * file_size)
     expected: int | None = None
     for name, size in files.items():
         start, path = int(name), f"{COMMIT_LOG}/{name}"

@@ -137,8 +137,10 @@ class Judge:
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
-            if self._evidence.has_directory(queue.key):  # else the topic was deleted, and that is all
-                self._refuse_second_topic(queue)
+            if (second := self._second_topic(queue)) >= 0:
+                if not self._evidence.has_directory(queue.key):  # deleted again: what no queue leads to stays as it is
+                    continue
+                raise self._refusal(queue, second)
             places = queue.outvoted()
             by_units = not self._are_of_opening(queue, places)
             if not by_units:
@@ -194,23 +196,24 @@ class Judge:
         self._restore_light([place for place in light if place[1] not in given_up], proposed)
         return outcast
 
-    def _refuse_second_topic(self, queue: QueueEvidence) -> None:
-        """Raise `CorruptData` where the messages of a queue begin again at 0: those of a topic that was deleted and
-        created again, whose first units are lost."""
-        begins = np.flatnonzero(queue.numbers == 0)
-        if len(begins) < 2:
-            return
-        first, last = int(begins[0]), int(begins[-1])
-        goes_on = np.append(queue.numbers[1:] == queue.ends[:-1], False)
-        changed = [at for at in (first, last) if not goes_on[at]]
-        if goes_on[last] and last == first + 1:  # either of two firsts
-            changed.append(last)
-        if any(self._may_be_changed(queue, at) for at in changed):
-            return
+    def _second_topic(self, queue: QueueEvidence) -> int:
+        """Number of the record with which the messages of a queue begin again at 0, those of a topic that was deleted
+        and created again, if no unit told them apart; -1 where they do not, or where that record or the one in front of
+        it may have stood elsewhere."""
+        begins = np.flatnonzero((queue.numbers == 0) & ~queue.repaired)
+        last = int(begins[-1]) if begins.size else 0
+        if not last:
+            return -1
+        goes_on = last + 1 < len(queue.numbers) and queue.numbers[last + 1] == queue.ends[last]
+        changed = [at for at, is_alone in ((last, not goes_on or last == 1), (0, last == 1)) if is_alone]
+        return -1 if any(self._may_be_changed(queue, at) for at in changed) else last
+
+    @staticmethod
+    def _refusal(queue: QueueEvidence, second: int) -> CorruptData:
         topic, queue_id = queue.key
-        raise CorruptData(
+        return CorruptData(
             f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
-            f"{int(queue.offsets[last]):,}, as those of a topic that was deleted and created again. Only the "
+            f"{int(queue.offsets[second]):,}, as those of a topic that was deleted and created again. Only the "
             "files of that queue tell which of them are to be served, and they are lost or another queue's: "
             "restore them from a copy"
         )

@@ -168,8 +168,9 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         raise CorruptData(
             f"not one whole record is in the log: {no_record_step(settings)}", path=str(root / COMMIT_LOG)
         )
-    is_known = settings.commit_log_file_size in (given, noted_sizes(root, disk).get("mapped_file_size_commit_log"))
-    actions, plan.unmended = plan_files(root, settings.commit_log_file_size, disk, is_given=is_known)
+    size = settings.commit_log_file_size
+    is_noted = size == noted_sizes(root, disk).get("mapped_file_size_commit_log")
+    actions, plan.unmended = plan_files(root, size, disk, is_given=size == given, is_noted=is_noted)
     if report.damages or report.torn_size or report.missing or not report.clean or not report.ok:
         _LogPlan(plan).make()
     else:
