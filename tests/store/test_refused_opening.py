@@ -1,5 +1,6 @@
 """An opening that is refused changes nothing: what it leaves is what `repair` works from."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,8 +12,10 @@ import pytest
 
 from store.kinds import KINDS, PLAIN, SIZES, Kind
 from store.test_kinds import holds
+from store.test_recreated_topics import unseal
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, LOCK
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair_plan import plan_repair
@@ -136,3 +139,27 @@ def test_a_log_file_whose_name_is_none_is_named_by_all_and_the_printed_step_puts
     assert verify(root, settings=StoreSettings.make(SIZES)).ok
     with PLAIN.open(root) as store:
         holds(store, content)
+
+
+@pytest.mark.parametrize("field", ["body_crc", "sys_flag", "total_size", "magic"])
+def test_a_log_of_one_damaged_message_that_rocketmq_closed_is_not_removed(field: str, tmp_path: Path) -> None:
+    """Retention left one log file, with one message."""
+    size = SIZES["mapped_file_size_commit_log"]
+    with PLAIN.open(tmp_path) as store:
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < size:
+            pass
+        end = store.queue("other").max_offset
+    unseal(tmp_path)
+    log_files(tmp_path)[0].unlink()
+    path = log_files(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[HEAD.position(field) + 3] ^= 0x10
+    path.write_bytes(data)
+    before = contents(tmp_path)
+    for _ in range(2):
+        with contextlib.suppress(CorruptData), PLAIN.open(tmp_path) as store:
+            assert store.queue("other").max_offset == end
+            assert store.recovery.warning or store.recovery.notes
+    assert {name: content for name, content in contents(tmp_path).items() if "commitlog" in name} == {
+        name: content for name, content in before.items() if "commitlog" in name
+    }

@@ -1,5 +1,6 @@
 """A store is opened without naming its sizes, whatever is left of its files; what is guessed is said."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -398,3 +399,27 @@ def test_a_size_is_taken_only_if_a_file_has_it_and_the_setting_can(
             plan_repair(root)
     elif SHOWN_BY[name] != names.COMMIT_LOG:
         assert repair(plan_repair(root)).ok
+
+
+@pytest.mark.parametrize("more", [4096, TINY["mapped_file_size_commit_log"], 3 * TINY["mapped_file_size_commit_log"]])
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("tool", ["rebuild", "repair"])
+def test_the_only_log_file_is_cut_to_the_noted_size_however_long_it_is(
+    tool: str, is_given: bool, more: int, tmp_path: Path
+) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        for number in range(20):
+            store.put("t", b"%d" % number)
+    os.truncate(tmp_path / names.COMMIT_LOG / names.offset_name(0), TINY["mapped_file_size_commit_log"] + more)
+    settings = StoreSettings(**TINY) if is_given else StoreSettings()
+    if tool == "repair":
+        assert repair(plan_repair(tmp_path, settings=settings)).ok
+    else:
+        with contextlib.suppress(CorruptData):  # it changes no file of the log
+            rebuild(tmp_path, settings=settings)
+        repair(plan_repair(tmp_path, settings=settings))
+    assert verify(tmp_path, settings=StoreSettings(**TINY)).ok
+    with pytest.raises(ConfigurationError, match="mapped_file_size_commit_log"):
+        verify(tmp_path, settings=StoreSettings(mapped_file_size_commit_log=TINY["mapped_file_size_commit_log"] + more))
+    with stratalog.open(tmp_path) as store:
+        assert len(list(store.queue("t").read())) == 20

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import stratalog
 from golden.cases import golden_case
 from store.kinds import EXTENDED, KINDS, SIZES, Kind
 from store.model import QUIET, SMALL, crash_copy, log_files
+from store.test_recreated_topics import unseal
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.layout.checkpoint import SEAL_POSITION
@@ -28,6 +30,7 @@ from stratalog.layout.names import (
 )
 from stratalog.layout.queue import UNIT
 from stratalog.tools import verify as verify_module
+from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_queues import QueueCheck
 from stratalog.tools.verify_report import VerifyReport
@@ -464,3 +467,39 @@ def test_an_extension_file_that_a_writer_has_just_created_is_looked_at_again(
     assert report.is_live
     assert report.ok is is_written, report.problems[:2]
     assert {problem.part for problem in report.problems} <= {"queue"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_closed_store_knows_that_its_first_log_file_is_gone(kind: Kind, tmp_path: Path) -> None:
+    kind.made(tmp_path)
+    with kind.open(tmp_path) as store:
+        while len(store.log.files) < 2:
+            store.put("other", b"to the next log file" * 20)
+    log_file(tmp_path).unlink()
+    report = verify(tmp_path, settings=StoreSettings.make({**SIZES, **kind.settings}))
+    assert any("a log that begins at offset 0" in problem.expected for problem in report.problems)
+
+
+@pytest.mark.parametrize("keys", [[], ["k"]])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+def test_no_changed_bit_of_an_index_header_stops_anything(state: str, keys: list[str], tmp_path: Path) -> None:
+    """Opening, verify and repair go on, or say what is wrong."""
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    with stratalog.open(whole, **SETTINGS, **QUIET) as store:
+        for number in range(10):
+            store.put("orders", b"%d" % number, keys=keys)
+    if state != "closed":
+        unseal(whole)
+    if state == "killed":
+        (whole / ABORT).touch()
+    for position in range(HEADER.size):
+        for bit in (0, 3, 7):
+            shutil.rmtree(root, ignore_errors=True)
+            shutil.copytree(whole, root)
+            flip(index_file(root), position, 1 << bit)
+            report = verify(root)
+            plan_repair(root)
+            with stratalog.open(root, **QUIET) as store:
+                assert len(list(store.queue("orders").read())) == 10
+                is_named = not report.ok or store.recovery.notes
+                assert len(store.query("orders", key="k")) == 10 * len(keys) or is_named, (position, bit)

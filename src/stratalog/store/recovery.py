@@ -103,7 +103,7 @@ from stratalog.store.evidence import (
 )
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
-from stratalog.store.log_scan import LogScan, Span, after_record
+from stratalog.store.log_scan import LogScan, Span, after_record, is_record
 from stratalog.store.queue_begin import QueueBegin, has_place
 from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
@@ -410,7 +410,8 @@ def _load_index(
         is_vouched = beside_writer or (clean and vouched_end == end_offset)
         index.load(end_offset, clean=clean, checked_from=end_offset if is_vouched else vouched_end)
         is_open = beside_writer and seal is None  # its writer builds what is missing
-        intact = intact and (is_open or _index_is_intact(seal, index, log, end_offset, clean=clean))
+        is_intact = is_open or _index_is_intact(seal, index, log, end_offset, clean=clean)
+        intact = intact and is_intact and _has_right_times(log, index)
     return intact
 
 
@@ -467,6 +468,20 @@ def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset
         if log.first_offset <= file.end_commit_log_offset < log.end_offset:
             begin = after_record(log, file.end_commit_log_offset)
     return True
+
+
+def _has_right_times(log: CommitLog, index: Index) -> bool:
+    """Whether the headers of the index files have the times of the records in their first and last items: a query
+    passes over files of other times."""
+    return not any(
+        log.first_offset <= offset < log.end_offset
+        and is_record(log, offset)
+        and log.message(offset).store_timestamp != timestamp
+        for file in index.files if file.next_item > 1
+        for offset, timestamp in (
+            (file.begin_commit_log_offset, file.begin_timestamp), (file.end_commit_log_offset, file.end_timestamp),
+        )
+    )  # fmt: skip
 
 
 def _holds_keys(log: CommitLog, index: Index, begin: int, end: int, *, with_tags: bool) -> bool:

@@ -97,7 +97,7 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
             if files and given not in (noted[name], *steps):  # a single file may be too long
                 usual, is_told = noted[name], True
         if usual != given and is_told and _is_allowed(name, usual):
-            have = "were written with" if usual == noted.get(name) else "have"
+            have = "have" if usual in dict(files).values() else "were written with"
             raise ConfigurationError(
                 f"the files of {root / _TREES[name][0]} {have} {usual:,} bytes, not {given:,}: give that as {name}, or "
                 "leave it out"

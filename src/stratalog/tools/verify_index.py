@@ -1,5 +1,6 @@
 """The part of `verify` that compares IndexFiles with the items that the log calls for."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +20,7 @@ from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position
 from stratalog.layout.names import INDEX, is_index_name
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk
+from stratalog.tools.verify_files import record_at
 from stratalog.tools.verify_report import REPAIR, Chunk, Problem, Unreadable, VerifyReport
 
 Int64 = NDArray[np.int64]
@@ -164,7 +166,7 @@ class IndexCheck:
     """
 
     def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
-        self._report = report
+        self._report, self._root, self._disk = report, root, disk
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
         self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
         self._files: list[_IndexFile] = []
@@ -349,7 +351,7 @@ class IndexCheck:
                 "file after a kill: it may not find keys of them. The next opening builds them again from the items"
             )
             faults, items, slots = [fault for fault in faults if fault[0] != _USED], items[:0], slots[:0]
-        for name, expected, found in faults:
+        for name, expected, found in [*faults, *self._time_faults(file)]:
             self._add(
                 file.path, HEADER.position(name), f"{name} {expected:,} in the header, as its items say", f"{found:,}"
             )
@@ -362,6 +364,15 @@ class IndexCheck:
             self._add(
                 file.path, file.slot_position(slot), f"slot {slot:,} to begin with one of its items", "another item"
             )
+
+    def _time_faults(self, file: _IndexFile) -> Iterator[tuple[str, int, int]]:
+        """Times in the header that are not those of the records in the first and the last item: a query passes over
+        files of other times."""
+        if file.item_count:
+            for name, offset in (("begin_timestamp", file.first_offset), ("end_timestamp", file.last_offset)):
+                record, found = record_at(self._root, offset, self._disk), getattr(file.header, name)
+                if record and record.store_timestamp != found:
+                    yield name, record.store_timestamp, found
 
     def _is_vouched(self, file: _IndexFile) -> bool:
         """Whether opening takes the file as it is, see `Index.load`."""
