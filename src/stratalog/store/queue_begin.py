@@ -158,10 +158,8 @@ def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence
         if not (counting[1] and goes_on):
             return False
     before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
-    is_in_place = before and before[-1].end == record.queue_offset
-    if is_in_place and (record.topic.decode(errors="replace"), record.queue_id) == key:
-        return False
-    return not walk.is_one_bit_off(key, unit)
+    is_in_place = bool(before) and has_place(record, *key, before[-1].end)
+    return not is_in_place and not walk.is_one_bit_off(key, unit)
 
 
 def _without_led(
