@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crash.faults import Stopped, install
-from store.kinds import KINDS, LIGHT_KIND, SIZES, Content, Key, Kind, read_on
+from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Key, Kind, read_on
 from store.model import Clock
 from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
@@ -536,3 +536,54 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
         found, errors, _ = read_on(store.queue(*key))
         assert found == content.queues[key] or any(filter(None, reports.texts)) or errors or store.recovery.warning
         assert damaged != "unit" or count == 1 or found == content.queues[key]
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("size", range(60, 200, 20))
+def test_placeholders_of_the_second_topic_come_behind_its_begin(
+    size: int, more: bool, state: str, tmp_path: Path
+) -> None:
+    """One damaged block holds its first messages and some of another topic, whose placeholders may come first."""
+    key = PLAIN.queues[0]
+    with PLAIN.open(tmp_path, clock_ns=Clock()) as store:
+        for body in (b"old", b"old" * size, b"old"):
+            store.queue(*key).put(body)
+        delete(store, PLAIN)
+        begin = store.queue(*key).put(b"new").commit_log_offset
+        for queue, body in (("other", b"y" * size), ("", b"new"), ("other", b"z"), ("other", b"z")):
+            store.queue(queue, 0).put(body) if queue else store.queue(*key).put(body)
+        if more:
+            store.queue(*key).put(b"new")
+        end = store.put("other", b"last").commit_log_offset
+    STATES[state](tmp_path)
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[begin - 5 : end] = b"\xff" * (end - begin + 5)
+    path.write_bytes(data)
+    repair(plan_repair(tmp_path, settings=settings_of(PLAIN)))
+    assert not plan_repair(tmp_path, settings=settings_of(PLAIN)).actions
+    assert verify(tmp_path, settings=settings_of(PLAIN)).ok
+    with PLAIN.open(tmp_path, mode="r") as store:
+        assert not {known.body[:3] for known in read_on(store.queue(*key))[0].values()} & {b"old"}
+        assert store.queue(*key).max_offset == 2 + more
+
+
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
+def test_a_torn_first_message_of_the_second_topic_brings_no_deleted_one_back(road: str, tmp_path: Path) -> None:
+    key = PLAIN.queues[0]
+    with PLAIN.open(tmp_path, clock_ns=Clock()) as store:
+        for _ in range(3):
+            store.queue(*key).put(b"old")
+        delete(store, PLAIN)
+        place = store.queue(*key).put(b"new" * 200).commit_log_offset
+    killed(tmp_path)
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[place + 300 :] = bytes(len(data) - place - 300)
+    path.write_bytes(data)
+    for step in road.split(", "):
+        getattr(Reports(), step)(PLAIN, tmp_path)
+    with PLAIN.open(tmp_path) as store:
+        store.queue(*key).put(b"newer")
+        assert {known.body for known in read_on(store.queue(*key))[0].values()} == {b"newer"}

@@ -17,7 +17,9 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, LOCK
+from stratalog.layout.queue import UNIT
 from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 from stratalog.tools.verify_files import UNDER_REPAIR
@@ -163,3 +165,37 @@ def test_a_log_of_one_damaged_message_that_rocketmq_closed_is_not_removed(field:
     assert {name: content for name, content in contents(tmp_path).items() if "commitlog" in name} == {
         name: content for name, content in before.items() if "commitlog" in name
     }
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_torn_record_that_no_unit_knows_keeps_no_store_from_opening(is_clean: bool, tmp_path: Path) -> None:
+    """RocketMQ was killed in its first put, and leaves the bytes when it is started and stopped."""
+    with PLAIN.open(tmp_path) as store:
+        store.put("other", b"x" * 900)
+    unseal(tmp_path)
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(tmp_path / name)
+    (path,) = log_files(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[512:1024] = bytes(512)
+    path.write_bytes(data)
+    if not is_clean:
+        (tmp_path / ABORT).write_bytes(b"4711")
+    with PLAIN.open(tmp_path) as store:
+        assert store.put("other", b"new").queue_offset == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("bit", range(32))
+def test_a_changed_size_behind_the_newest_unit_invents_no_message(bit: int, count: int, tmp_path: Path) -> None:
+    with PLAIN.open(tmp_path) as store:
+        for _ in range(count):
+            store.queue(*PLAIN.queues[0]).put(b"body")
+    path = queue_file(tmp_path, 0)
+    data = bytearray(path.read_bytes())
+    data[count * UNIT.size + UNIT.position("size") + 3 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    assert repair(plan_repair(tmp_path, settings=StoreSettings.make(SIZES))).ok
+    assert not verify(tmp_path).missing
+    with PLAIN.open(tmp_path) as store:
+        assert store.queue(*PLAIN.queues[0]).put(b"new").queue_offset == count

@@ -214,9 +214,10 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
-        if clean and not log.read_only and found.torn_size and end == log.first_offset:
+        if clean and not log.read_only and found.torn_size and end == log.first_offset and _leads_in(dispatcher, log):
             raise CorruptData(
-                f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}",
+                f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "
+                "of commitlog/",
                 path=str(log.directory),
             )
         told = {}  # by units that are about to go
@@ -274,7 +275,8 @@ def recover(
         dispatcher.displaced = {
             one.record.commit_log_offset for one in (torn or {}).values() if one.is_displaced and one.record
         }
-        dispatcher.begins.update((key, one) for key, one in begins.items() if one.commit_log_offset < end)
+        for key, begins_at in begins.items():  # what is put after the end is the queue's in any case
+            dispatcher.begins[key] = begins_at._replace(commit_log_offset=min(begins_at.commit_log_offset, end))
         dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
             queue.rewind(min(kept_end, end))
@@ -468,6 +470,12 @@ def _index_is_intact(seal: Seal | None, index: Index, log: CommitLog, end_offset
         if log.first_offset <= file.end_commit_log_offset < log.end_offset:
             begin = after_record(log, file.end_commit_log_offset)
     return True
+
+
+def _leads_in(dispatcher: Dispatcher, log: CommitLog) -> bool:
+    """Whether the newest unit of a queue leads into the log."""
+    newest = (queue.last_unit() for queue in dispatcher.queues.values())
+    return any(unit and unit[0] >= log.first_offset for unit in newest)
 
 
 def _has_right_times(log: CommitLog, index: Index) -> bool:

@@ -162,14 +162,16 @@ def note_ends(
         _store(msgspec.structs.replace(snapshot, ends=noted, begins=kept, log_first_offset=begin), root, disk)
 
 
-def keep_ends(root: Path, disk: Disk) -> None:
-    """Remove the snapshot, of a store that is about to be repaired, but for the ends and begins of queues in it."""
+def keep_ends(root: Path, disk: Disk, begins: Mapping[QueueKey, QueueBegin]) -> None:
+    """Remove the snapshot, of a store that is about to be repaired, but for the ends and begins of queues in it;
+    `begins` are those that the repair moves."""
     snapshot, ends, sealed = _read(root, disk), noted_ends(root, disk), sealed_ends(root, disk)
-    begins = sealed_begins(root, disk)
+    kept = {**sealed_begins(root, disk), **begins}
     log = (snapshot.log_first_offset, snapshot.log_end_offset) if snapshot else (0, 0)
-    note_damages(root, disk, (), (), *log, sealed, begins)
+    note_damages(root, disk, (), (), *log, sealed, kept)
     if ends:
-        note_ends(root, disk, ends, log[0])
+        moved = [msgspec.structs.replace(one, begin=begins.get((one.topic, one.queue_id), one.begin)) for one in ends]
+        note_ends(root, disk, moved, log[0])
 
 
 def forget_ends(root: Path, disk: Disk) -> None:

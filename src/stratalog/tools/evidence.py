@@ -233,6 +233,8 @@ class Evidence:
         self.queues: dict[QueueKey, QueueEvidence] = {}
         self.hidden: dict[int, int] = {}
         """Size by log offset of the records that enter no queue but have a queue offset."""
+        self.begins: dict[QueueKey, QueueBegin] = {}
+        """Where the messages of each queue begin in the log."""
         self._deleted: dict[int, int] = {}
         """Size by log offset of the records of topics that were deleted and created again."""
         self.claims: dict[int, list[Claim]] = defaultdict(list)
@@ -277,6 +279,12 @@ class Evidence:
         """Whether there is a directory for a queue's units, though its files may be lost."""
         trees = (CONSUME_QUEUE, BATCH_CONSUME_QUEUE)
         return is_topic(key[0]) and any((self._root / tree / key[0] / str(key[1])).is_dir() for tree in trees)
+
+    def is_deleted(self, queue: QueueEvidence) -> bool:
+        """Whether a queue without a directory had messages of several topics of that name, which were all deleted:
+        other queues have directories."""
+        begins_again = bool(np.any(queue.numbers[1:] < queue.ends[:-1]))
+        return begins_again and not self.has_directory(queue.key) and any(q.has_units for q in self.queues.values())
 
     def is_known(self, key: QueueKey) -> bool:
         """Whether a queue has records that can be read, or units."""
@@ -359,9 +367,9 @@ class Evidence:
         numbers = np.concatenate([np.full(len(self.hidden), -1, np.int64), *(queue.numbers for queue in queues)])
         self._offsets, first = np.unique(offsets, return_index=True)
         self._sizes, self._numbers = sizes[first], numbers[first]
-        begins = queue_begins(self._root, self._disk)
-        for key in begins.keys() & self.queues.keys():
-            self._deleted |= self.queues[key].remove_deleted(*begins[key])
+        self.begins = queue_begins(self._root, self._disk)
+        for key in self.begins.keys() & self.queues.keys():
+            self._deleted |= self.queues[key].remove_deleted(*self.begins[key])
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
                 if (topic in self._batch_topics) == (layout is BATCH_UNIT):

@@ -25,7 +25,7 @@ from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
-from stratalog.layout.message import Record
+from stratalog.layout.message import FIXED_SIZE_V1, Record
 from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import (
@@ -467,17 +467,21 @@ def _led_elsewhere(
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            newest: list[tuple[int, int, int]] = []
-            for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
-                led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))[-_UNITS_ASKED:]
-                columns = (column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1)))
+            newest: list[tuple[int, int, int, int]] = []
+            for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
+                is_live = (offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE) & (sizes >= FIXED_SIZE_V1)
+                led = np.flatnonzero(is_live)[-_UNITS_ASKED:]
+                columns = (
+                    column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1), sizes)
+                )
                 newest = [*newest, *zip(*columns, strict=True)][-_UNITS_ASKED:]
             if not newest or (staging and written_end(staging, (topic, queue_id), disk) >= newest[-1][2]):
                 continue
-            records = ((record_at(root, offset, disk), number) for number, offset, _ in reversed(newest))
+            records = ((record_at(root, offset, disk), number) for number, offset, *_ in reversed(newest))
             record, number = next(records)
             if (
                 record
+                and record.total_size == newest[-1][3]
                 and not has_place(record, topic, queue_id, number)
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
             ):

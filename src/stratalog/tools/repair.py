@@ -111,7 +111,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
     """Do the steps; returns what was built again, if anything was."""
     disk, rebuilt = Disk(), None
     rebuilds = any(action.kind == "rebuild" for action in plan.actions)
-    keep_ends(root, disk)
+    keep_ends(root, disk, plan.begins)
     if plan.report.clean or rebuilds:
         disk.replace(root / ABORT, UNDER_REPAIR if plan.report.clean else UNDER_REPAIR_UNCLEAN)
     for action in plan.actions:

@@ -137,9 +137,9 @@ class Judge:
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
+            if self._evidence.is_deleted(queue):  # what no queue leads to stays as it is
+                continue
             if (second := self._second_topic(queue)) >= 0:
-                if not self._evidence.has_directory(queue.key):  # deleted again: what no queue leads to stays as it is
-                    continue
                 raise self._refusal(queue, second)
             places = queue.outvoted()
             by_units = not self._are_of_opening(queue, places)

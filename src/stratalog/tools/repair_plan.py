@@ -27,9 +27,9 @@ says or behind it, or the log was changed
 """
 
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -61,7 +61,7 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import written_units
+from stratalog.store.queue_begin import QueueBegin, QueueKey, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
 from stratalog.store.topics import Topics
@@ -114,6 +114,8 @@ class RepairPlan:
     """Whole records after the first damage, which RocketMQ would drop and which stay."""
     known_end: int = 0
     """Log offset that the log once reached, by checkpoint, snapshot or index, if it ends before it now; else 0."""
+    begins: dict[QueueKey, QueueBegin] = field(default_factory=dict)
+    """Where the queues begin whose first message stands in a range that is covered: placeholders come there."""
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and modification time of the log's files when this was worked out."""
     unmended: list[str] = field(default_factory=list)
@@ -339,6 +341,24 @@ class _LogPlan:
         plan.lost = sorted([*plan.lost, *found.displaced])
         plan.missing = list(self._missing(evidence, left_by))
         plan.actions.sort(key=lambda action: action.kind == "cover")  # until then the ranges say what was lost
+        plan.begins = self._covered_begins(evidence.begins)
+
+    def _covered_begins(self, begins: Mapping[QueueKey, QueueBegin]) -> dict[QueueKey, QueueBegin]:
+        """The begins in ranges that are covered, moved to where those begin: nothing is told apart in them any more."""
+        covers = sorted(
+            (int(Path(action.path).name) + action.position, max(action.size, action.cover.size))
+            for action in self._plan.actions if action.cover
+        )  # fmt: skip
+        merged: list[tuple[int, int]] = []
+        for begin, size in covers:
+            first = merged.pop()[0] if merged and merged[-1][1] == begin else begin
+            merged.append((first, begin + size))
+        found = {}
+        for key, (queue_offset, offset) in begins.items():
+            at = bisect_right(merged, offset, key=lambda cover: cover[0]) - 1
+            if at >= 0 and offset <= merged[at][1]:
+                found[key] = QueueBegin(queue_offset, merged[at][0])
+        return found
 
     def _missing(self, evidence: Evidence, left_by: Collection[tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
         """What `verify` found missing, but for the places of records that are restored and of those that are lost, and
