@@ -181,6 +181,7 @@ def test_a_torn_record_that_no_unit_knows_keeps_no_store_from_opening(is_clean: 
     path.write_bytes(data)
     if not is_clean:
         (tmp_path / ABORT).write_bytes(b"4711")
+        assert not plan_repair(tmp_path, settings=StoreSettings.make(SIZES)).lost
     with PLAIN.open(tmp_path) as store:
         assert store.put("other", b"new").queue_offset == 0
 

@@ -552,7 +552,7 @@ class _LogPlan:
         while lost or written_end > begin:
             start = begin - begin % full_size
             torn_size = max(0, min(written_end, start + full_size) - begin)
-            action = self._covering(begin, begin + torn_size, False, self._newest, TAIL)
+            action = self._covering(begin, begin + torn_size, False, None, TAIL)
             assert action.cover
             room = replace(action.cover, size=start + full_size - begin - BLANK.size)
             kept = room.fitting_named(lost)
