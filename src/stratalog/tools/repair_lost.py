@@ -137,10 +137,11 @@ class Judge:
         contradicting = self._evidence.contradicting
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
-            if self._evidence.is_deleted(queue):  # what no queue leads to stays as it is
-                continue
-            if (second := self._second_topic(queue)) >= 0:
+            second = self._second_topic(queue)
+            if second >= 0 and self._evidence.has_directory(queue.key):
                 raise self._refusal(queue, second)
+            if second >= 0 or self._evidence.is_deleted(queue):  # what no queue leads to stays as it is
+                continue
             places = queue.outvoted()
             by_units = not self._are_of_opening(queue, places)
             if not by_units:
@@ -223,6 +224,10 @@ class Judge:
         there is a place without a record between others that it fits into."""
         offset, size, *_ = queue.row(at)
         if self._claims_at(offset, size):
+            return True
+        if 0 < at < len(queue.numbers) - 1 and queue.numbers[at + 1] - queue.ends[at - 1] == (
+            queue.ends[at] - queue.numbers[at]
+        ):  # between its neighbours
             return True
         record = read_record(self._read(offset, size))
         found = self._from_holes(offset, claim_of(record)) if record else []
@@ -378,8 +383,13 @@ class Judge:
         begins_or_follows = number == low or low < 0
         is_free = number >= queue.units_end or bool(queue.supported[at])  # or an opening wrote its unit
         if begins_or_follows and high is None and is_free and not is_wrong:
-            # Its place is free: another queue's unit that is alone in its file is rather a misplaced file's.
-            claims = [claim for claim in claims if claim.key == queue.key or claim.trust[0] >= 0]
+            # Its place is free: another queue's unit that is alone in its file is rather a misplaced file's, unless
+            # that queue goes on there and lacks this message.
+            claims = [
+                claim for claim in claims
+                if claim.key == queue.key or claim.trust[0] >= 0
+                or self._evidence.queue(*claim.key).room_at(offset)[1] == claim.end
+            ]  # fmt: skip
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_refuted = led != offset or number >= queue.units_end > 0
