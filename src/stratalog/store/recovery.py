@@ -214,7 +214,8 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
-        if clean and not log.read_only and found.torn_size and end == log.first_offset and _leads_in(dispatcher, log):
+        is_empty = found.torn_size > 0 and end == log.first_offset
+        if clean and is_empty and not log.read_only and (torn or _leads_in(dispatcher, log)):
             raise CorruptData(
                 f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "
                 "of commitlog/",
