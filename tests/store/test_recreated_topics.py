@@ -394,12 +394,7 @@ def test_damage_brings_no_deleted_message_back(
     damage(kind, root, key, place, field)
     STATES[state](root)
     log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
-    reports = Reports()
-    for step in road.split(", "):
-        try:
-            getattr(reports, step)(kind, root)
-        except CorruptData as error:
-            reports.texts.append(str(error))
+    reports = walked(kind, root, road)
     names = [text for text in reports.texts if text]
     if field.startswith("unit"):
         assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
@@ -412,6 +407,17 @@ def test_damage_brings_no_deleted_message_back(
             lacking = [known.commit_log_offset for number, known in expected.items() if found.get(number) != known]
             assert not lacking or names or errors or store.recovery.warning, f"{queue} lacks what stands at {lacking}"
             assert set(lacking) <= {place} or no_unit, f"{queue} lacks what stands at {lacking}, not {place}"
+
+
+def walked(kind: Kind, root: Path, road: str) -> Reports:
+    """What is said on the way; refusals are reports, too."""
+    reports = Reports()
+    for step in road.split(", "):
+        try:
+            getattr(reports, step)(kind, root)
+        except CorruptData as error:
+            reports.texts.append(str(error))
+    return reports
 
 
 def damage(kind: Kind, root: Path, key: Key, place: int, field: str) -> None:
@@ -485,12 +491,7 @@ def test_no_damage_makes_a_topic_look_as_if_it_had_been_created_again(
         fill(kind, store, content, 0, count)
     DAMAGES[name](kind, root)
     STATES[state](root)
-    reports = Reports()
-    for step in road.split(", "):
-        try:
-            getattr(reports, step)(kind, root)
-        except CorruptData as error:
-            reports.texts.append(str(error))
+    reports = walked(kind, root, road)
     assert not any("begin again" in text for text in reports.texts)
     report = verify(root, settings=settings_of(kind))
     # A record that names another queue's place stands in front of it, until it is repaired.
@@ -525,12 +526,7 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
     unseal(root)
     damage(kind, root, key, 0, damaged if damaged == "unit" else "units")
     log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
-    reports = Reports()
-    for step in road.split(", "):
-        try:
-            getattr(reports, step)(kind, root)
-        except CorruptData as error:
-            reports.texts.append(str(error))
+    reports = walked(kind, root, road)
     assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
     with kind.open(root, mode="r") as store:
         found, errors, _ = read_on(store.queue(*key))

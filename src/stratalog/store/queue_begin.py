@@ -62,11 +62,8 @@ def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> b
     return own == (topic, queue_id, queue_offset) or light_offset(record.properties, topic) == queue_offset
 
 
-def written_units(
-    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
-) -> Iterator[tuple[NDArray[np.int64], ...]]:
-    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
-    its first message are left out, and those that no store can have written unless `damaged`."""
+def _stored(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[int, NDArray[np.void]]]:
+    """First byte and units of each file of a queue."""
     for name in disk.files(directory):
         start = offset_of(name)
         if start is None or start % layout.size:
@@ -76,7 +73,15 @@ def written_units(
             stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
         finally:
             file.close()
-        units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+        yield start, np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+
+
+def written_units(
+    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
+) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
+    its first message are left out, and those that no store can have written unless `damaged`."""
+    for start, units in _stored(directory, layout, disk):
         numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
         written = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
         if damaged:
@@ -103,16 +108,10 @@ def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
 
 def is_after_zeros(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
     """Whether there are zeros in the place of the unit before one."""
-    for name in disk.files(directory):
-        file = disk.open(directory / name)
-        try:
-            stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
-        finally:
-            file.close()
-        units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+    for _, units in _stored(directory, layout, disk):
         at = np.flatnonzero(units["commit_log_offset"] == unit.commit_log_offset)
         if at.size:
-            return bool(at[0] and not stored[(at[0] - 1) * layout.size : at[0] * layout.size].strip(b"\0"))
+            return bool(at[0] and not units[at[0] - 1].tobytes().strip(b"\0"))
     return False
 
 
