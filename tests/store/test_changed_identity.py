@@ -57,9 +57,11 @@ CHANGES = [
 ]
 
 
-def change(root: Path, commit_log_offset: int, field: str) -> None:
+def change(
+    root: Path, commit_log_offset: int, field: str, *, log_file_size: int = SIZES["mapped_file_size_commit_log"]
+) -> None:  # fmt: skip
     """Change one byte of a record."""
-    size = SIZES["mapped_file_size_commit_log"]
+    size = log_file_size
     path = root / "commitlog" / f"{commit_log_offset // size * size:020d}"
     data, begin = bytearray(path.read_bytes()), commit_log_offset % size
     position, bits = FIELDS.get(field, (-1, 0x01))

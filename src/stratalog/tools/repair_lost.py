@@ -352,12 +352,13 @@ class Judge:
             return []
         if len(numbers) == 1:
             has_own_units = queue.has_units and self._log_begin > 0 and not queue.lost_numbers  # else of an opening
-            return [0] if numbers[0] > 0 and not has_own_units and not queue.certain[0] else []
+            is_in_turn = numbers[0] in (0, queue.units_end)  # put first, or after a repair that kept the queue's end
+            return [0] if not is_in_turn and not has_own_units and not queue.certain[0] else []
         restored_numbers = sorted(mend.claim.queue_offset for mend in self._proposed.get(queue.key, {}).values())
         ahead = np.flatnonzero((numbers[1:] > ends[:-1]) & ~queue.certain[1:]) + 1
         return [
             at for at in ahead.tolist()
-            if (at + 1 == len(numbers) or numbers[at + 1] == ends[at - 1])
+            if numbers[at] != queue.units_end and (at + 1 == len(numbers) or numbers[at + 1] == ends[at - 1])
             and bisect_left(restored_numbers, ends[at - 1]) == bisect_left(restored_numbers, numbers[at])
         ]  # fmt: skip
 

@@ -1,0 +1,120 @@
+"""What is put after a repair stays where it was acknowledged, whatever is run after a crash."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.kinds import BATCH, EXTENDED, PLAIN, SIZES, Content, Kind, read_on
+from store.model import Clock, crash_copy
+from store.test_recreated_topics import settings_of
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+ONES = b"\xff"
+COMMANDS: dict[str, Callable[[Kind, Path], object]] = {
+    "open": lambda kind, root: kind.open(root).close(),
+    "rebuild": lambda kind, root: rebuild(root, settings=settings_of(kind)),
+    "repair": lambda kind, root: repair(plan_repair(root, settings=settings_of(kind))),
+}
+
+
+def lose(root: Path, offsets: set[int]) -> None:
+    """Overwrite the heads of these records of the log's first file."""
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    for offset in offsets:
+        data[offset : offset + 40] = ONES * 40
+    path.write_bytes(data)
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("is_dispatched", [True, False])
+@pytest.mark.parametrize("lost", ["all", "all and the units", "first", "newest"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("body", [b"x", b"room for a placeholder" * 4])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_message_put_after_a_repair_stays_in_its_place(
+    kind: Kind, body: bytes, count: int, lost: str, is_dispatched: bool, command: str, tmp_path: Path
+) -> None:
+    """The topic's other queue ends where this one does: the message would fit in there, too."""
+    root, live, (key, other) = tmp_path / "store", tmp_path / "live", kind.queues
+    with kind.open(live, clock_ns=Clock()) as store:
+        kind.put(store, 3, Content())
+        assert store.put("other", b"other").queue_offset == 0
+        places = [store.queue(*key).put(body).commit_log_offset for _ in range(count)]
+        while store.queue(*other).max_offset < store.queue(*key).max_offset:
+            store.queue(*other).put(body)
+        end = store.queue(*key).max_offset
+        store.put("other", b"behind")
+    lose(live, set({"first": places[:1], "newest": places[-1:]}.get(lost, places)))
+    if lost.endswith("units"):
+        shutil.rmtree(kind.directory(live, key))
+    repair(plan_repair(live, settings=settings_of(kind)))
+    with kind.open(live, clock_ns=Clock()) as store:
+        receipt = store.queue(*key).put(b"new")
+        assert receipt.queue_offset == end
+        if is_dispatched:
+            store.dispatch()
+        crash_copy(store, root)
+    COMMANDS[command](kind, root)
+    with kind.open(root) as store:
+        found = read_on(store.queue(*key))[0]
+        assert (found[end].body, found[end].commit_log_offset) == (b"new", receipt.commit_log_offset)
+    assert not plan_repair(root, settings=settings_of(kind)).actions
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("is_dispatched", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_message_put_after_all_others_expired_stays_in_its_place(
+    kind: Kind, count: int, is_dispatched: bool, command: str, tmp_path: Path
+) -> None:
+    root, live, (key, other) = tmp_path / "store", tmp_path / "live", kind.queues
+    begin = SIZES["mapped_file_size_commit_log"]
+    with kind.open(live, clock_ns=Clock()) as store:
+        kind.put(store, 3, Content())
+        for _ in range(count):
+            store.queue(*key).put(b"expires")
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        while store.queue(*other).max_offset < store.queue(*key).max_offset:
+            store.queue(*other).put(b"stays")
+    (live / "commitlog" / f"{0:020d}").unlink()
+    with kind.open(live, clock_ns=Clock()) as store:
+        receipt = store.queue(*key).put(b"new")
+        assert receipt.queue_offset == count
+        if is_dispatched:
+            store.dispatch()
+        crash_copy(store, root)
+    COMMANDS[command](kind, root)
+    with kind.open(root) as store:
+        found = read_on(store.queue(*key))[0]
+        assert (found[count].body, found[count].commit_log_offset) == (b"new", receipt.commit_log_offset)
+    assert not plan_repair(root, settings=settings_of(kind)).actions
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("body", [b"x", b"room for a placeholder" * 4])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_queues_that_begin_with_a_placeholder_are_built_again(
+    kind: Kind, body: bytes, count: int, tmp_path: Path
+) -> None:  # fmt: skip
+    key = kind.queues[0]
+    with kind.open(tmp_path, clock_ns=Clock()) as store:
+        kind.put(store, 3, Content())
+        places = [store.queue(*key).put(body).commit_log_offset for _ in range(count)]
+    lose(tmp_path, {places[0]})
+    repair(plan_repair(tmp_path, settings=settings_of(kind)))
+    for _ in range(2):
+        assert not rebuild(tmp_path, settings=settings_of(kind)).left_out
+        assert verify(tmp_path, settings=settings_of(kind)).ok
+    with kind.open(tmp_path, mode="r") as store:
+        found = read_on(store.queue(*key))[0]
+        assert [found[number].commit_log_offset for number in range(1, count)] == places[1:]
