@@ -12,6 +12,7 @@ from torture.interrupt import handlers, points, signals
 from torture.kills import kills
 from torture.kinds import kinds
 from torture.mutations import mutations
+from torture.orders import orders
 from torture.power import disks, pages
 from torture.repairs import repairs
 from torture.report import RowFunction
@@ -37,6 +38,7 @@ ROWS: dict[str, tuple[str, RowFunction]] = {
     "steps": ("what opening refuses is mended by the command that verify names", steps),
     "gaps": ("queues that lack units, × checkpoints", gaps),
     "repair": ("damaged and repaired", repairs),
+    "orders": ("one damage, also where topics were deleted and created again; then commands in any order", orders),
     "again": ("a repair or rebuild stopped, or failed by the system, and run again", again),
     "fuzz": ("decoders fuzzed", decoders),
     "fuzz-stores": ("whole stores fuzzed", stores),

@@ -144,21 +144,21 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
 
 def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> bool:
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
-    changed: the next unit counts and goes on there, or is none, and no record of its place is one bit of the unit
-    away."""
+    changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
+    there, without a record of the first one's place in between, or there is none, and the record does not go on from
+    those before it."""
     unit = units[0] if units else None
     record = walk.records.get(unit.commit_log_offset) if unit else None
-    if not unit or not record or counting[0] or record.total_size != unit.size:
+    if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
         return False
     if is_light(key[0]) and light_offset(record.properties, key[0]) < 0:  # two light queues may share what follows
         return False
     if len(units) > 1:
-        goes_on = units[1].queue_offset == unit.end and units[1].commit_log_offset > unit.commit_log_offset
-        if not (counting[1] and goes_on):
-            return False
+        between = range(unit.commit_log_offset, units[1].commit_log_offset)
+        goes_on = counting[1] and units[1].queue_offset == unit.end and len(between) > 0
+        return goes_on and not any(place in between for place in walk.places(key, unit.queue_offset))
     before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
-    is_in_place = bool(before) and has_place(record, *key, before[-1].end)
-    return not is_in_place and not walk.is_one_bit_off(key, unit)
+    return not before or not has_place(record, *key, before[-1].end)
 
 
 def _without_led(

@@ -84,6 +84,7 @@ class QueueEvidence:
     def __init__(self, key: QueueKey, *, is_batch: bool = False) -> None:
         self.key = key
         self.is_batch = is_batch
+        self._begin: QueueBegin | None = None
         self._taken = array("q")
         self.offsets = self.sizes = self.numbers = self.ends = np.zeros(0, np.int64)
         self.certain = self.supported = self.repaired = np.zeros(0, np.bool_)
@@ -111,9 +112,10 @@ class QueueEvidence:
         for name in ("offsets", "sizes", "numbers", "ends", "certain", "supported", "repaired"):
             setattr(self, name, np.delete(getattr(self, name), places))
 
-    def remove_deleted(self, queue_offset: int, commit_log_offset: int) -> dict[int, int]:
+    def begin_at(self, begin: QueueBegin) -> dict[int, int]:
         """Remove the records of a topic that was deleted before the queue began there; returns offsets and sizes."""
-        is_deleted = (self.offsets < commit_log_offset) & (self.numbers >= queue_offset)
+        self._begin = begin
+        is_deleted = (self.offsets < begin.commit_log_offset) & (self.numbers >= begin.queue_offset)
         found = dict(zip(self.offsets[is_deleted].tolist(), self.sizes[is_deleted].tolist(), strict=True))
         self.remove(np.flatnonzero(is_deleted).tolist())
         return found
@@ -138,7 +140,10 @@ class QueueEvidence:
         """Queue offsets [low, high) that a record at a log offset can have; high is None where none follows."""
         at = int(np.searchsorted(self.offsets, offset))
         low = int(self.ends[at - 1]) if at else 0
-        return low, (int(self.numbers[at]) if at < len(self.numbers) else None)
+        high = int(self.numbers[at]) if at < len(self.numbers) else None
+        if self._begin and offset < self._begin.commit_log_offset:  # only of what was deleted
+            high = min(self._begin.queue_offset, self._begin.queue_offset if high is None else high)
+        return low, high
 
     def takes(self, offset: int, claim: Claim) -> bool:
         """Whether a record at that log offset fits in with its neighbours as the claim says."""
@@ -368,8 +373,8 @@ class Evidence:
         self._offsets, first = np.unique(offsets, return_index=True)
         self._sizes, self._numbers = sizes[first], numbers[first]
         self.begins = queue_begins(self._root, self._disk)
-        for key in self.begins.keys() & self.queues.keys():
-            self._deleted |= self.queues[key].remove_deleted(*self.begins[key])
+        for key, begin in self.begins.items():
+            self._deleted |= self.queue(*key).begin_at(begin)
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(self._root, tree, self._disk):
                 if (topic in self._batch_topics) == (layout is BATCH_UNIT):

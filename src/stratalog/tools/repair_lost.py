@@ -223,7 +223,7 @@ class Judge:
         """Whether a record that says it is the first of its queue can have stood elsewhere: a unit leads to it, or
         there is a place without a record between others that it fits into."""
         offset, size, *_ = queue.row(at)
-        if self._claims_at(offset, size):
+        if any(claim.key == queue.key or self._takes(offset, claim) for claim in self._claims_at(offset, size)):
             return True
         if 0 < at < len(queue.numbers) - 1 and queue.numbers[at + 1] - queue.ends[at - 1] == (
             queue.ends[at] - queue.numbers[at]
@@ -726,7 +726,8 @@ class Lost:
         numbers, ends, offsets = queue.numbers, queue.ends, queue.offsets
         taken, log_end = self._taken[queue.key], self._damages[-1].end if self._damages else 0
         if len(numbers) and not self._log_begin:
-            self._take_hole(queue, 0, int(numbers[0]), 0, int(offsets[0]))
+            begin = self._evidence.begins.get(queue.key)
+            self._take_hole(queue, 0, int(numbers[0]), begin.commit_log_offset if begin else 0, int(offsets[0]))
         for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
             self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
         given = [end for _, end, _ in taken]
