@@ -216,10 +216,9 @@ def is_ours(root: Path, disk: Disk) -> bool:
 
 def make_ours(root: Path, disk: Disk) -> None:
     """Let what is in the snapshot count, until RocketMQ has the store."""
+    disk.mark(root / names.LOCK, names.OWN_MARK)
     if disk.exists(root / names.ABORT):
         disk.replace(root / names.ABORT, names.OWN_MARK)
-    else:
-        disk.mark(root / names.LOCK, names.OWN_MARK)
 
 
 def _has_mark(path: Path, disk: Disk) -> bool:

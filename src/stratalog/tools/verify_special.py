@@ -62,6 +62,9 @@ class SpecialQueues:
     ) -> None:
         """A record of a batch topic, in a file of the log at a position; `next_offset` tells the offset of the
         next one in its queue. The dispatcher leaves out what is left out here."""
+        queue = self._queue(topic, record.queue_id, BATCH_UNIT)
+        if self._is_deleted(queue, record.queue_offset, record):
+            return
         size, _ = batch_size_of(record.sys_flag, record.properties, record.queue_offset)
         if contradiction := contradiction_of(record):
             self._report.add(
@@ -71,9 +74,6 @@ class SpecialQueues:
                     "record or set it aside; as it is, its messages are not served",
                 )
             )  # fmt: skip
-        queue = self._queue(topic, record.queue_id, BATCH_UNIT)
-        if self._is_deleted(queue, record.queue_offset, record):
-            return
         ahead, lost_size = record.queue_offset - queue.end, record.commit_log_offset - queue.newest
         following = next_offset() if ahead > 0 else None
         is_contradicted = following is not None and queue.end <= following < record.queue_offset + size
