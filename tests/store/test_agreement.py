@@ -504,6 +504,7 @@ MENDED = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mend", [rebuild_with, in_place])
 @pytest.mark.parametrize(("number", "name"), list(enumerate(MENDED)), ids=MENDED)
 def test_after_rebuild_and_repair_opening_builds_nothing_again(

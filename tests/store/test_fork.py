@@ -616,7 +616,7 @@ assert not os.wait()[1]
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "slow",
     [

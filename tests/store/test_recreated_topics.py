@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count as numbers
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crash.faults import Stopped, install
-from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Key, Kind, read_on
+from store.kinds import BATCH, EXTENDED, KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Key, Kind, read_on
 from store.model import Clock
 from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
@@ -141,7 +141,7 @@ CASES = [("closed by RocketMQ", FEWER), ("closed by RocketMQ", AS_MANY), ("close
          ("closed", FEWER), ("killed with a seal", MORE), ("index gone", FEWER), ("a queue gone", MORE)]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("state", "count"), CASES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -246,7 +246,7 @@ def test_the_tools_keep_the_second_topic_after_a_killed_opening(
         shutil.rmtree(root)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("state", KILLED_STATES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -281,7 +281,7 @@ def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.Monkey
     return False
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("earlier", ["closed", "closed, then killed", "opening killed"])
@@ -338,7 +338,7 @@ ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("which", [0, 1, 5, -1])
@@ -373,7 +373,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.one_in(331)
+@pytest.mark.one_in(701)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("field", "which"), CHANGES)
@@ -475,7 +475,7 @@ DAMAGES: dict[str, Callable[[Kind, Path], None]] = {
 }
 
 
-@pytest.mark.one_in(20)
+@pytest.mark.one_in(71)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", [*ROADS, "opened, opened"])
 @pytest.mark.parametrize("count", [2, 4, 8, 24])
@@ -583,3 +583,75 @@ def test_a_torn_first_message_of_the_second_topic_brings_no_deleted_one_back(roa
     with PLAIN.open(tmp_path) as store:
         store.queue(*key).put(b"newer")
         assert {known.body for known in read_on(store.queue(*key))[0].values()} == {b"newer"}
+
+
+def lives_on_in_one_queue(kind: Kind, root: Path, old: Sequence[int], count: int) -> tuple[Content, Key]:
+    """A store whose topic was deleted once for each number of `old`, so many messages before in each queue; and now has
+    some in its first queue."""
+    content, key = Content(), kind.queues[0]
+    with kind.open(root, clock_ns=Clock()) as store:
+        for before in old:
+            for number in range(2 * before):
+                kind.put(store, number, Content())
+                store.put("other", b"other")
+            delete(store, kind)
+        for number in range(0, 2 * count, 2):
+            kind.put(store, number, content)
+    shutil.rmtree(kind.directory(root, kind.queues[1]))
+    return content, key
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("field", ["topic", "topic, not ASCII", "queue offset, lowest bit", "record"])
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("old", [(1,), (1, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_damage_moves_no_deleted_message_into_the_only_queue(
+    kind: Kind, old: tuple[int, ...], count: int, field: str, road: str, state: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content, key = lives_on_in_one_queue(kind, root, old, count)
+    place = next(iter(content.queues[key].values())).commit_log_offset
+    damage(kind, root, key, place, field)
+    STATES[state](root)
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        found, errors, _ = read_on(store.queue(*key))
+        lacking = {n: known for n, known in content.queues[key].items() if found.get(n) != known}
+        assert not found.keys() - content.queues[key].keys()
+        assert {known.commit_log_offset for known in lacking.values()} <= {place}
+        assert not found.keys() & lacking.keys() or {found[n].commit_log_offset for n in lacking} == {place}
+        assert not lacking or any(filter(None, reports.texts)) or errors or store.recovery.warning
+
+
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("is_torn", [True, False])
+@pytest.mark.parametrize("old", [(1,), (5,), (3, 1)], ids=str)
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_the_loss_of_the_only_message_at_the_logs_end_is_told(
+    kind: Kind, old: tuple[int, ...], is_torn: bool, road: str, tmp_path: Path
+) -> None:
+    """RocketMQ was killed, and its log ends before that message, with a torn record or without."""
+    root = tmp_path / "store"
+    content, _ = lives_on_in_one_queue(kind, root, old, 1)
+    killed(root)
+    place = content.queues[kind.queues[0]][0].commit_log_offset
+    path = root / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + (b"\xff" * 40 if is_torn else b"").ljust(len(data) - place, b"\0"))
+    reports = walked(kind, root, road)
+    assert any(reports.texts)
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
+def test_a_deleted_batch_that_contradicts_itself_is_none_to_repair(state: str, tmp_path: Path) -> None:
+    made(BATCH, tmp_path, 4, old=8)
+    STATES[state](tmp_path)
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    at = data.index(b"INNER_NUM\x01", data.index(b"006.0")) + 10
+    path.write_bytes(data[:at] + b"x" + data[at + 1 :])
+    assert verify(tmp_path, settings=settings_of(BATCH)).ok
+    assert not plan_repair(tmp_path, settings=settings_of(BATCH)).actions

@@ -171,11 +171,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
         if rebuilt.new_queue_count:
             what = counted(rebuilt.new_queue_count, "queue")
             shown["new"] = f"{what} without a directory before: lost, not written yet, or of deleted topics"
-        if rebuilt.ahead_count:
-            shown["lost"] = (
-                f"{counted(rebuilt.ahead_count, 'queue')} knew messages after the log's end, as after a crash: "
-                "their offsets are given again"
-            )
+        if rebuilt.lost:
+            shown["lost"] = rebuilt.lost
         if rebuilt.moved:
             shown["moved"] = "; ".join(map(clean, rebuilt.moved))
     if "index" in rebuilt.parts:

@@ -48,10 +48,11 @@ _QUEUES_ASKED = 8
 
 
 class Torn(NamedTuple):
-    """What a unit was that was dropped: the queue's end with it; the whole record of its size that it leads to; whether
-    another message has the place that this record names."""
+    """What a unit was that was dropped: the queue's end with it; the log offset it leads to; the whole record of its
+    size there; whether another message has the place that this record names."""
 
     end: int
+    commit_log_offset: int
     record: Record | None
     is_displaced: bool
 
@@ -173,7 +174,7 @@ def drop_torn(
                 return None
             record = leads_to_record(log, newest[1])
             is_displaced = record is not None and _is_taken_place(log, dispatcher, queue, record)
-            torn[queue] = Torn(queue.end_offset, record, is_displaced)
+            torn[queue] = Torn(queue.end_offset, newest[1][0], record, is_displaced)
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return torn

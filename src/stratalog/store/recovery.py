@@ -333,9 +333,12 @@ def recover(
                 queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
     for queue in queues:
         queue.cut()
+    led = {queue: (one[0][0] + 1, one[0][1][0]) for queue, one in newest.items() if one}
+    led |= {queue: one[:2] for queue, one in (torn or {}).items()}
     ahead = [
         one for queue, one in ends.items()
-        if queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end)
+        if (queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end))
+        or _is_given_again(queue, *led.get(queue, (0, 0)), end)
     ]  # fmt: skip
     if ahead and not beside_writer:
         dispatcher.notes.append(
@@ -344,6 +347,14 @@ def recover(
             "and their offsets are given again"
         )
     return report
+
+
+def _is_given_again(queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
+    """Whether a queue's newest unit, with which it ended there, led to after the log's end, and a message from before
+    has that offset now: its topic was deleted and created again. Where one bit differs that bit was flipped."""
+    if commit_log_offset < log_end or not queue.first_offset < end <= queue.end_offset:
+        return False
+    return (queue.unit(end - 1)[0] ^ commit_log_offset).bit_count() > 1
 
 
 def _leads_to_record(log: CommitLog, log_end: int, unit: Sequence[int]) -> bool:

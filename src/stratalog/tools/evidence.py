@@ -92,6 +92,8 @@ class QueueEvidence:
         self.has_units = False
         self.units_end = 0
         """Queue offset after the last one that has a unit."""
+        self.gone_end = 0
+        """Queue offset after the last one whose unit leads to before the log's begin."""
         self.units_begin = -1
         """Log offset that the first unit of a message leads to."""
         self.lost_numbers: list[tuple[int, int]] = []
@@ -402,6 +404,7 @@ class Evidence:
         is_in_log = is_lost & (offsets >= log_begin)  # the others say where a queue of expired messages ends
         queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
+        queue.gone_end = int(ends[is_gone].max(initial=0))
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
         mine = ~is_lost & ~is_gone

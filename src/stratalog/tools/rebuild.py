@@ -110,6 +110,16 @@ class Rebuilt:
     bitmap_count: int = 0
     """Filter bitmaps of queue extensions that were lost: they come from a broker's subscriptions, not from the log."""
 
+    @property
+    def lost(self) -> str:
+        """What `ahead_count` says, in words; empty where it is 0."""
+        if not self.ahead_count:
+            return ""
+        return (
+            f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; those are "
+            "lost, and their offsets are given again"
+        )
+
 
 class _BesideDisk(Disk):
     """A disk that writes for real, but for one directory, the log, whose changes stay in memory."""

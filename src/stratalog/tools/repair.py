@@ -66,7 +66,8 @@ def repair(
     if rebuilt and rebuilt.unqueued:
         left_out = rebuilt.unqueued
         report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", left_out, _UNQUEUED_STEP))
-    report.notes += rebuilt.moved if rebuilt else ()
+    if rebuilt:
+        report.notes += [*rebuilt.moved, *filter(None, [rebuilt.lost])]
     return report
 
 

@@ -393,7 +393,7 @@ class Judge:
             ]  # fmt: skip
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
-        is_refuted = led != offset or number >= queue.units_end > 0
+        is_refuted = led != offset or number >= queue.units_end > 0 or number < queue.gone_end
         is_alone = not queue.has_units and len(queue.offsets) == 1
         is_refuted |= is_alone and any(
             claim.queue_offset == number for claim in claims

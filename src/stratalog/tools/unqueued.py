@@ -116,7 +116,8 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     before the log's begin and from damaged ranges; and the end of the last message after the log's end, 0 if none.
 
     Units that no store can have written are left out: they were damaged."""
-    is_of_log, has_units, lost_end, disk = True, False, 0, PrivateDisk()
+    is_of_log, has_units, newest_inside, disk = True, False, -1, PrivateDisk()
+    after = list[Led]()
     for numbers, offsets, sizes, counts, tags_codes in written_units(old, layout, disk):
         has_units |= bool(len(offsets))
         is_inside = (offsets >= log.begin) & (tags_codes != LOST_TAGS_CODE)
@@ -126,11 +127,19 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
         ends, log_ends = numbers + np.maximum(counts, 1), offsets + sizes
         is_after = is_inside & (offsets >= log.end) & (log_ends <= log.end + MISSING_MAX * log.file_size)
         is_after &= (sizes >= FIXED_SIZE_V1) & (ends <= queue_offset_limit(log.end))
-        if is_after.any():
-            led = [piece[0] + np.maximum(piece[3], 1) for piece in written_units(new, layout, disk)]
-            is_after &= numbers >= max((int(piece.max(initial=0)) for piece in led), default=0)
-            lost_end = max(lost_end, int(log_ends[is_after].max(initial=0)))
-    return has_units and is_of_log, lost_end
+        newest_inside = max(newest_inside, int(numbers[is_inside & (offsets < log.end)].max(initial=-1)))
+        after.append((numbers[is_after], offsets[is_after], log_ends[is_after]))
+    numbers, offsets, log_ends = _joined(after)
+    if not len(numbers):
+        return has_units and is_of_log, 0
+    led = _joined([
+        (piece[0], piece[1], piece[0] + np.maximum(piece[3], 1)) for piece in written_units(new, layout, disk)
+    ])  # fmt: skip
+    is_lost = numbers >= led[2].max(initial=0)
+    if len(led[0]):  # or another message has its offset now; else a bit of the unit was flipped
+        turned = offsets ^ led[1][np.maximum(np.searchsorted(led[0], numbers, "right") - 1, 0)]
+        is_lost |= (numbers > newest_inside) & ((turned & (turned - 1)) != 0)
+    return has_units and is_of_log, int(log_ends[is_lost].max(initial=0))
 
 
 def lost_ends(root: Path, disk: Disk) -> dict[QueueKey, int]:
@@ -207,12 +216,15 @@ def _displaced(
     old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", *, with_light: bool
 ) -> Iterator[Offsets]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
-    are those that another queue leads to now and has the message that follows; and those that a light queue still
-    leads to."""
-    followed = [
-        offsets[:-1][numbers[1:] == ends[:-1]] for (topic, _), (numbers, offsets, ends) in new.items()
-        if not is_light(topic)
-    ]  # fmt: skip
+    are those that another queue leads to now, where it led nowhere else and has the message that follows; and those
+    that a light queue still leads to."""
+    followed = list[Offsets]()
+    for key, (numbers, offsets, ends) in new.items():
+        is_kept = np.append(numbers[1:] == ends[:-1], False)
+        if was := old.get(key):
+            _, mine, there = np.intersect1d(numbers, was[0], return_indices=True)
+            is_kept[mine] &= offsets[mine] == was[1][there]
+        followed += [] if is_light(key[0]) else [offsets[is_kept]]
     kept = np.sort(np.concatenate([np.empty(0, np.int64), *followed]))
     for key, (numbers, offsets, _) in old.items():
         now = new.get(key) if with_light or not is_light(key[0]) else None
