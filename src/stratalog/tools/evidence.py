@@ -144,7 +144,7 @@ class QueueEvidence:
         low = int(self.ends[at - 1]) if at else 0
         high = int(self.numbers[at]) if at < len(self.numbers) else None
         if self._begin and offset < self._begin.commit_log_offset:  # only of what was deleted
-            high = min(self._begin.queue_offset, self._begin.queue_offset if high is None else high)
+            high = self._begin.queue_offset if high is None else min(high, self._begin.queue_offset)
         return low, high
 
     def takes(self, offset: int, claim: Claim) -> bool:

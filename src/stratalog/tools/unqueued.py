@@ -262,7 +262,7 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
             for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
                 is_there = tags_codes != LOST_TAGS_CODE
                 if len(offsets) > 1:  # nobody wrote a unit that leads back; one for a lost message leads to the next
-                    is_there[-1] &= offsets[-1] >= offsets[-2] + is_there[-2]
+                    is_there[-1] &= offsets[-1] > offsets[-2] - (not is_there[-2])
                 pieces.append((numbers[is_there], offsets[is_there], (numbers + np.maximum(counts, 1))[is_there]))
             now = (beside or {}).get((topic, queue_id))
             if now is not None:
