@@ -338,7 +338,7 @@ def recover(
     ahead = [
         one for queue, one in ends.items()
         if (queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end))
-        or _is_given_again(queue, *led.get(queue, (0, 0)), end)
+        or _is_given_again(log, queue, *led.get(queue, (0, 0)), end)
     ]  # fmt: skip
     if ahead and not beside_writer:
         dispatcher.notes.append(
@@ -349,12 +349,13 @@ def recover(
     return report
 
 
-def _is_given_again(queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
+def _is_given_again(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
     """Whether a queue's newest unit, with which it ended there, led to after the log's end, and a message from before
     has that offset now: its topic was deleted and created again. Where one bit differs that bit was flipped."""
     if commit_log_offset < log_end or not queue.first_offset < end <= queue.end_offset:
         return False
-    return (queue.unit(end - 1)[0] ^ commit_log_offset).bit_count() > 1
+    unit = queue.unit(end - 1)
+    return leads_to_record(log, unit) is not None and (unit[0] ^ commit_log_offset).bit_count() > 1
 
 
 def _leads_to_record(log: CommitLog, log_end: int, unit: Sequence[int]) -> bool:
