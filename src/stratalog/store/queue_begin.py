@@ -49,9 +49,10 @@ class LiveUnit(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A record of one queue: its log offset, and the queue offsets [begin, end) that it has."""
+    """A record of one queue: its log offset and size, and the queue offsets [begin, end) that it has."""
 
     commit_log_offset: int
+    size: int
     begin: int
     end: int
 
@@ -233,9 +234,9 @@ class _Walk:
         return self._damages[at][0] if is_inside else None
 
     def is_one_bit_off(self, key: QueueKey, unit: LiveUnit) -> bool:
-        """Whether a whole record of a unit's place is one bit of its log offset away: the unit is damaged."""
-        places = self.places(key, unit.queue_offset)
-        return any((place ^ unit.commit_log_offset).bit_count() == 1 for place in places)
+        """Whether a whole record of a unit's place and size is one bit of its log offset away: the unit is damaged."""
+        alike = [own for own in self.of_queue[key] if (own.begin, own.size) == (unit.queue_offset, unit.size)]
+        return any((own.commit_log_offset ^ unit.commit_log_offset).bit_count() == 1 for own in alike)
 
     def places(self, key: QueueKey, queue_offset: int) -> list[int]:
         """Log offsets of the whole records that say they have a queue offset."""
@@ -265,8 +266,9 @@ class _Walk:
             own = record.topic.decode(errors="replace"), record.queue_id
             if own in self._keys:
                 count = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
-                place = _Record(base + position, record.queue_offset, record.queue_offset + count)
+                place = _Record(base + position, record.total_size, record.queue_offset, record.queue_offset + count)
                 self.of_queue[own].append(place)
             for name, number in light_places(record.properties, base + position)[0] if self._has_light else ():
                 if (name, LIGHT_QUEUE_ID) in self._keys:
-                    self.of_queue[name, LIGHT_QUEUE_ID].append(_Record(base + position, number, number + 1))
+                    place = _Record(base + position, record.total_size, number, number + 1)
+                    self.of_queue[name, LIGHT_QUEUE_ID].append(place)

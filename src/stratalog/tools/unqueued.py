@@ -41,7 +41,7 @@ from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX
-from stratalog.tools.verify_files import queue_directories, was_closed
+from stratalog.tools.verify_files import queue_directories, record_at, was_closed
 
 _SCAN_COUNT = 1 << 14
 _LISTED_MAX = 1000
@@ -132,13 +132,16 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     numbers, offsets, log_ends = _joined(after)
     if not len(numbers):
         return has_units and is_of_log, 0
-    led = _joined([
-        (piece[0], piece[1], piece[0] + np.maximum(piece[3], 1)) for piece in written_units(new, layout, disk)
-    ])  # fmt: skip
-    is_lost = numbers >= led[2].max(initial=0)
-    if len(led[0]):  # or another message has its offset now; else a bit of the unit was flipped
-        turned = offsets ^ led[1][np.maximum(np.searchsorted(led[0], numbers, "right") - 1, 0)]
-        is_lost |= (numbers > newest_inside) & ((turned & (turned - 1)) != 0)
+    is_lost = np.ones(len(numbers), np.bool_)
+    for begins, led, _, counts, tags_codes in written_units(new, layout, disk):
+        at = np.searchsorted(begins, numbers, "right") - 1
+        is_given = (at >= 0) & (numbers < (begins + np.maximum(counts, 1))[at]) if len(begins) else is_lost & False
+        turned = offsets[is_given] ^ led[at[is_given]]  # one bit of the unit may have been flipped
+        is_other = (tags_codes[at[is_given]] != LOST_TAGS_CODE) & ((turned & (turned - 1)) != 0)
+        is_lost[is_given] = is_other & (numbers[is_given] > newest_inside)
+        for place in np.flatnonzero(is_lost & is_given).tolist():
+            record = record_at(old.parents[2], int(led[at[place]]), disk)
+            is_lost[place] = record is not None and record.flag != LOST_FLAG  # a repair keeps the offset
     return has_units and is_of_log, int(log_ends[is_lost].max(initial=0))
 
 
