@@ -178,7 +178,7 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     if "index" in rebuilt.parts:
         shown["index"] = f"{rebuilt.index_item_count:,} items"
     if rebuilt.bitmap_count:
-        shown["lost"] = f"{counted(rebuilt.bitmap_count, 'filter bitmap')}: a broker makes them for new messages only"
+        shown["bitmaps"] = f"{rebuilt.bitmap_count:,} are lost: a broker makes them for new messages only"
     print(pairs(shown | {"time": seconds_text(seconds)}))
     for note in rebuilt.notes:
         print(f"  note: {clean(note)}")
