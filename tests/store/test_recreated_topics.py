@@ -655,3 +655,31 @@ def test_a_deleted_batch_that_contradicts_itself_is_none_to_repair(state: str, t
     path.write_bytes(data[:at] + b"x" + data[at + 1 :])
     assert verify(tmp_path, settings=settings_of(BATCH)).ok
     assert not plan_repair(tmp_path, settings=settings_of(BATCH)).actions
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
+@pytest.mark.parametrize("file", ["gone", "zeros"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_after_retention_the_messages_of_a_lost_first_file_are_served(
+    kind: Kind, file: str, road: str, state: str, tmp_path: Path
+) -> None:
+    """The log begins with messages of the deleted topic that had larger queue offsets."""
+    root, begin, content, key = tmp_path / "store", SIZES["mapped_file_size_commit_log"], Content(), kind.queues[0]
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, OLD)
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        for number in range(OLD, OLD + 10):
+            kind.put(store, number, Content())
+        delete(store, kind)
+        for number in range(2 * OLD, 3 * OLD):
+            kind.put(store, number, content)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    STATES[state](root)
+    first = kind.files(root, key)[0]
+    first.unlink() if file == "gone" else first.write_bytes(bytes(first.stat().st_size))
+    walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        assert read_on(store.queue(*key)) == (content.queues[key], [], set())

@@ -225,7 +225,8 @@ def begins_of(
         if number < queue.end_offset:
             commit_log_offset, size, _ = queue.unit(number)
             record = leads_to_record(log, (commit_log_offset, size))
-            if record and has_place(record, queue.topic, queue.queue_id, number) and (not number or log.first_offset):
+            is_first = not number or (log.first_offset and queue.first_offset < number)
+            if record and is_first and has_place(record, queue.topic, queue.queue_id, number):
                 found[queue.topic, queue.queue_id] = QueueBegin(number, commit_log_offset)
                 continue
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):

@@ -107,13 +107,16 @@ def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
         yield from map(LiveUnit, *(column[led].tolist() for column in columns))
 
 
-def is_after_zeros(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
-    """Whether there are zeros in the place of the unit before one."""
+def follows_another(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
+    """Whether another unit was written in front of one."""
+    before = b""
     for _, units in _stored(directory, layout, disk):
         at = np.flatnonzero(units["commit_log_offset"] == unit.commit_log_offset)
         if at.size:
-            return bool(at[0] and not units[at[0] - 1].tobytes().strip(b"\0"))
-    return False
+            before = units[at[0] - 1].tobytes() if at[0] else before
+            break
+        before = units[-1].tobytes() if len(units) else b""
+    return bool(before.strip(b"\0"))
 
 
 def live_begins(

@@ -35,8 +35,8 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
+    follows_another,
     has_place,
-    is_after_zeros,
     live_begins,
     written_units,
 )
@@ -495,7 +495,7 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
             if units:
                 first, record = units[0], record_at(root, units[0].commit_log_offset, disk)
                 is_first = not first.queue_offset or (
-                    log_begin > 0 and not is_after_zeros(directory, layout, first, disk)
+                    log_begin > 0 and follows_another(directory, layout, first, disk)
                 )  # fmt: skip
                 if record and is_first and has_place(record, topic, queue_id, first.queue_offset):
                     found[topic, queue_id] = QueueBegin(*first[:2])
