@@ -645,6 +645,30 @@ def test_the_loss_of_the_only_message_at_the_logs_end_is_told(
     assert any(reports.texts)
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("is_torn", [True, False])
+@pytest.mark.parametrize("count", [2, 5, 12])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_no_deleted_message_comes_back_in_the_place_of_several_that_a_crash_took(
+    kind: Kind, count: int, is_torn: bool, road: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = made(kind, root, 2 * count, old=8)
+    killed(root)
+    place = min(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
+    path = root / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + (b"\xff" * 40 if is_torn else b"").ljust(len(data) - place, b"\0"))
+    for other in sorted((root / "commitlog").iterdir())[1:]:
+        other.unlink()
+    reports = walked(kind, root, road) if road != "read" else None
+    with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            assert not read_on(store.queue(*key))[0]
+    assert reports is None or any(reports.texts)
+
+
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
 def test_a_deleted_batch_that_contradicts_itself_is_none_to_repair(state: str, tmp_path: Path) -> None:
     made(BATCH, tmp_path, 4, old=8)

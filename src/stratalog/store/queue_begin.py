@@ -8,7 +8,7 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,6 +129,8 @@ def live_begins(
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
     counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
+    for key in [key for key, units in queues.items() if _are_lost(units, walk)]:
+        counting[key][0] = True
     changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk)]
     for key in _without_led(changed, queues, walk, root, disk) if changed else ():
         counting[key][0] = True
@@ -144,6 +146,15 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     if record:
         return has_place(record, *key, unit.queue_offset)
     return walk.damage_at(unit.commit_log_offset) is not None and not walk.is_one_bit_off(key, unit)
+
+
+def _are_lost(units: Sequence[LiveUnit], walk: "_Walk") -> bool:
+    """Whether several first units lead to messages that follow each other after the log's end: a crash took them."""
+    follow = [
+        before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
+        for before, after in pairwise(units)
+    ]
+    return bool(follow) and all(follow) and units[0].commit_log_offset >= walk.end
 
 
 def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> bool:
@@ -217,6 +228,8 @@ class _Walk:
         keys, led_to = queues.keys(), {unit.commit_log_offset for units in queues.values() for unit in units}
         self.records: dict[int, Record] = {}
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
+        self.end = 0
+        """Log offset after the last whole record that was seen."""
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
         self._ids = np.array(sorted({queue_id for _, queue_id in keys}))
@@ -251,6 +264,8 @@ class _Walk:
         while 0 <= position < file.size:
             count, stop, status = scan(file.address, position, file.size, base, VERIFY, positions, sizes)
             yield base, positions[:count]
+            if count:
+                self.end = base + int(positions[count - 1] + sizes[count - 1])
             position = stop
             if status != ScanStatus.FULL:
                 position = next_record(file, stop + 1, base)
