@@ -50,13 +50,16 @@ class Clock:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of stores are opened, and nothing in them is about the disk."""
+    """A folder in memory where there is one: hundreds of stores are opened, and nothing in them is about the disk. What a
+    test puts beside it is its own too."""
     memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="stratalog-test-", dir=memory if os.access(memory, os.W_OK) else None))
+    outer = Path(tempfile.mkdtemp(prefix="stratalog-test-", dir=memory if os.access(memory, os.W_OK) else None))
+    folder = outer / "folder"
     try:
+        folder.mkdir()
         yield folder
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(outer)
 
 
 @dataclass(frozen=True)
