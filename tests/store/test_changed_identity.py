@@ -285,6 +285,32 @@ def test_where_retention_left_few_messages_the_first_one_is_served_in_its_place_
     check(kind, root, content, place, reports, is_alone=live_count == 1)
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize(("count", "which"), [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (4, 3)])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_a_changed_record_of_a_queue_without_files_is_mended_or_named_at_once(
+    kind: Kind, count: int, which: int, state: str, tmp_path: Path
+) -> None:
+    """It is further ahead than the log has room for; those after it are no second topic of the queue's name."""
+    root, content, key = tmp_path / "store", Content(), kind.queues[0]
+    with kind.open(root) as store:
+        for number in range(0, 2 * count, 2):
+            kind.put(store, number, content)
+            store.put("other", b"other")
+    places = list(dict.fromkeys(known.commit_log_offset for known in content.queues[key].values()))
+    change(root, places[which], "queue offset, ahead")
+    stop(root, state)
+    shutil.rmtree(kind.directory(root, key))
+    reports = Reports()
+    reports.repaired(kind, root)
+    assert verify(root, settings=StoreSettings.make({**SIZES, **kind.settings})).ok
+    with kind.open(root, mode="r") as store:
+        served = read_on(store.queue(*key))[0]
+    for number, known in content.queues[key].items():
+        assert served.get(number) == known or (key, number) in reports.stated
+
+
 def check(
     kind: Kind, root: Path, content: Content, changed: int, reports: Reports, *, knows_units: bool = True,
     is_alone: bool = False,

@@ -81,18 +81,20 @@ def written_units(
     directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
 ) -> Iterator[tuple[NDArray[np.int64], ...]]:
     """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
-    its first message are left out, and those that no store can have written unless `damaged`."""
+    its first message are left out. Those that no store can have written have size 0; they are left out unless
+    `damaged`."""
     for start, units in _stored(directory, layout, disk):
         numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
-        written = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
-        if damaged:
-            written |= (units["size"] != 0) | (units["commit_log_offset"] != 0)
+        sound = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
+        used = (units["size"] != 0) | (units["commit_log_offset"] != 0)
         if layout is BATCH_UNIT:
             numbers, counts = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
-            written &= (numbers >= 0) & (counts > 0)
-        columns = (numbers, units["commit_log_offset"], units["size"], counts, units["tags_code"])
+            sound &= (numbers >= 0) & (counts > 0)
+            used[: np.flatnonzero(used)[-1] if used.any() else 0] = True  # they follow each other without a hole
         in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
-        yield tuple(column[written & ~in_front].astype(np.int64) for column in columns)
+        taken = (used if damaged else sound) & ~in_front
+        columns = (numbers, units["commit_log_offset"], units["size"] * sound, counts, units["tags_code"])
+        yield tuple(column[taken].astype(np.int64) for column in columns)
 
 
 def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> list[LiveUnit]:

@@ -289,9 +289,11 @@ class Evidence:
 
     def is_deleted(self, queue: QueueEvidence) -> bool:
         """Whether a queue without a directory had messages of several topics of that name, which were all deleted:
-        other queues have directories."""
-        begins_again = bool(np.any(queue.numbers[1:] < queue.ends[:-1]))
-        return begins_again and not self.has_directory(queue.key) and any(q.has_units for q in self.queues.values())
+        other queues have directories. A single record that does not fit in is a changed one, unless it begins again at
+        0."""
+        if self.has_directory(queue.key) or not any(q.has_units for q in self.queues.values()):
+            return False
+        return bool(np.any(queue.numbers[1:] == 0)) or len(queue.outvoted()) > 1
 
     def is_known(self, key: QueueKey) -> bool:
         """Whether a queue has records that can be read, or units."""

@@ -422,17 +422,19 @@ def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            end = gone_count = doubtful = 0
+            end = gone_count = live_count = damaged_count = 0
             for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk, damaged=True):
-                is_damaged = (sizes <= 0) | (offsets < 0)
-                is_gone = ~is_damaged & (offsets < log_begin)
-                ends = numbers + np.maximum(counts, 1)
-                is_after_zeros = numbers[1:] != ends[:-1]
-                doubtful += int(np.count_nonzero(is_after_zeros)) + bool(end and len(numbers) and numbers[0] != end)
-                doubtful += int(np.count_nonzero(~is_gone & (is_damaged | (tags_codes != LOST_TAGS_CODE))))
-                gone_count += int(np.count_nonzero(is_gone))
+                is_sound = sizes > 0
+                damaged_count += int(np.count_nonzero(~is_sound))
+                begins, ends = numbers[is_sound], (numbers + np.maximum(counts, 1))[is_sound]
+                damaged_count += int(np.count_nonzero(begins[1:] != ends[:-1])) + bool(
+                    end and len(begins) and begins[0] != end
+                )
+                live_count += int(np.count_nonzero(is_sound & (offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE)))
+                gone_count += int(np.count_nonzero(is_sound & (offsets < log_begin)))
                 end = max(end, int(ends.max(initial=0)))
-            if 0 < _GONE_PER_LIVE * doubtful < gone_count and end <= queue_offset_limit(log_begin):
+            is_doubtful = damaged_count + live_count and _GONE_PER_LIVE * live_count < gone_count
+            if is_doubtful and end <= queue_offset_limit(log_begin):
                 yield QueueEnd(topic, queue_id, end, 0)
 
 

@@ -205,7 +205,7 @@ def _check_quiet_queues(root: Path, disk: ReportingDisk, report: VerifyReport) -
             damaged, is_quiet = list[int](), True
             with contextlib.suppress(Unreadable):  # the report has it
                 for numbers, offsets, sizes, _, tags_codes in written_units(directory, layout, disk, damaged=True):
-                    is_damaged = (sizes <= 0) | (offsets < 0)
+                    is_damaged = sizes <= 0
                     damaged += numbers[is_damaged].tolist()
                     is_quiet &= not (~is_damaged & (offsets >= report.log_begin) & (tags_codes != LOST_TAGS_CODE)).any()
             if damaged and is_quiet:

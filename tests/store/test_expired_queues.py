@@ -1,0 +1,92 @@
+"""Queues of which retention took all messages, or all but one: their units alone tell which offsets were given."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.kinds import BATCH, EXTENDED, PLAIN, PUTS, SIZES, Content, Kind, read_on
+from store.test_changed_identity import change
+from store.test_recreated_topics import STATES, settings_of
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+UNIT_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda unit: bytes(len(unit)),
+    "ones": lambda unit: b"\xff" * len(unit),
+    "torn": lambda unit: unit[:7] + bytes(len(unit) - 7),
+}
+
+
+def expired(kind: Kind, root: Path, *, gone_count: int = PUTS, live_count: int = 0) -> Content:
+    """A store whose first log file is gone; so many records of the first queue are left."""
+    begin = SIZES["mapped_file_size_commit_log"]
+    content = kind.made(root, count=gone_count)
+    with kind.open(root) as store:
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        kind.fill(store, content, begin=gone_count, count=2 * live_count)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    with kind.open(root):
+        pass
+    for key in kind.queues:
+        known = content.queues[key].items()
+        content.queues[key] = {number: one for number, one in known if one.commit_log_offset >= begin}
+    return content
+
+
+def damage_unit(kind: Kind, root: Path, which: int, damaged: Callable[[bytes], bytes]) -> None:
+    size = kind.layout.size
+    places = [
+        (path, at)
+        for path in kind.files(root, kind.queues[0])
+        for at in range(0, len(path.read_bytes().rstrip(b"\0")), size)
+    ]
+    path, at = places[which]
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + damaged(data[at : at + size]) + data[at + size :])
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("damage", UNIT_DAMAGES)
+@pytest.mark.parametrize("which", [0, 1, -2, -1], ids=["first", "second", "last but one", "last"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_damaged_unit_of_expired_messages_is_mended_at_once(
+    kind: Kind, which: int, damage: str, state: str, tmp_path: Path
+) -> None:
+    expired(kind, tmp_path)
+    with kind.open(tmp_path, mode="r") as store:
+        before, last = store.queue(*kind.queues[0]).max_offset, which == -1
+    STATES[state](tmp_path)
+    damage_unit(kind, tmp_path, which, UNIT_DAMAGES[damage])
+    plan = plan_repair(tmp_path, settings=settings_of(kind))
+    assert not plan.actions or repair(plan).ok
+    assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+    assert verify(tmp_path, settings=settings_of(kind)).ok
+    with kind.open(tmp_path) as store:
+        assert store.queue(*kind.queues[0]).max_offset >= before - (4 if kind is BATCH else 1) * last
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("damage", UNIT_DAMAGES)
+@pytest.mark.parametrize("field", ["queue offset, none that can be", "topic", "queue id, another's", "flags, prepared"])
+@pytest.mark.parametrize("gone_count", [2, 8])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_a_lone_message_and_its_unit_are_mended_or_named_at_once(
+    kind: Kind, gone_count: int, field: str, damage: str, state: str, tmp_path: Path
+) -> None:
+    """Nothing in the log names the queue then. Where its unit is zeros, too, only a clean stop tells that it had a message."""
+    content, key = expired(kind, tmp_path, gone_count=gone_count, live_count=1), kind.queues[0]
+    STATES[state](tmp_path)
+    damage_unit(kind, tmp_path, -1, UNIT_DAMAGES[damage])
+    change(tmp_path, next(iter(content.queues[key].values())).commit_log_offset, field)
+    plan = plan_repair(tmp_path, settings=settings_of(kind))
+    assert not plan.actions or repair(plan).ok
+    assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+    with kind.open(tmp_path, mode="r") as store:
+        served = read_on(store.queue(*key))[0]
+    is_unknown = damage == "zeros" and state != "closed"
+    assert served == content.queues[key] or plan.report.problems or is_unknown
