@@ -50,8 +50,8 @@ class Clock:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of stores are opened, and nothing in them is about the disk. What a
-    test puts beside it is its own too."""
+    """A folder in memory where there is one: hundreds of stores are opened, and nothing in them is about the disk. What
+    a test puts beside it is its own too."""
     memory = Path("/dev/shm")
     outer = Path(tempfile.mkdtemp(prefix="stratalog-test-", dir=memory if os.access(memory, os.W_OK) else None))
     folder = outer / "folder"

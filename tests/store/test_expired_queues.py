@@ -78,7 +78,7 @@ def test_a_damaged_unit_of_expired_messages_is_mended_at_once(
 def test_a_lone_message_and_its_unit_are_mended_or_named_at_once(
     kind: Kind, gone_count: int, field: str, damage: str, state: str, tmp_path: Path
 ) -> None:
-    """Nothing in the log names the queue then. Where its unit is zeros, too, only a clean stop tells that it had a message."""
+    """Nothing in the log names the queue then. Where its unit is zeros, too, only a clean stop tells of the message."""
     content, key = expired(kind, tmp_path, gone_count=gone_count, live_count=1), kind.queues[0]
     STATES[state](tmp_path)
     damage_unit(kind, tmp_path, -1, UNIT_DAMAGES[damage])
