@@ -126,7 +126,14 @@ class Reports:
         except CorruptData as error:
             self.texts.append(str(error))
         else:
-            self.texts += [*map(str, done.damages), *map(str, done.left_out), *done.moved, *done.notes, done.lost]
+            self.texts += [
+                *map(str, done.damages),
+                *map(str, done.left_out),
+                *done.moved,
+                *done.notes,
+                done.lost,
+                done.longer,
+            ]
 
     def repaired(self, kind: Kind, root: Path) -> None:
         plan = plan_repair(root, settings=StoreSettings.make({**SIZES, **kind.settings}))

@@ -31,6 +31,22 @@ def lose(root: Path, offsets: set[int]) -> None:
     path.write_bytes(data)
 
 
+def put_crash_and_check(kind: Kind, live: Path, root: Path, end: int, command: str, *, is_dispatched: bool) -> None:
+    """What is put to the first queue, which ends there, is served by the copy of the crashed store after a command."""
+    key = kind.queues[0]
+    with kind.open(live, clock_ns=Clock()) as store:
+        receipt = store.queue(*key).put(b"new")
+        assert receipt.queue_offset == end
+        if is_dispatched:
+            store.dispatch()
+        crash_copy(store, root)
+    COMMANDS[command](kind, root)
+    with kind.open(root) as store:
+        found = read_on(store.queue(*key))[0]
+        assert (found[end].body, found[end].commit_log_offset) == (b"new", receipt.commit_log_offset)
+    assert not plan_repair(root, settings=settings_of(kind)).actions
+
+
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_dispatched", [True, False])
@@ -55,17 +71,7 @@ def test_a_message_put_after_a_repair_stays_in_its_place(
     if lost.endswith("units"):
         shutil.rmtree(kind.directory(live, key))
     repair(plan_repair(live, settings=settings_of(kind)))
-    with kind.open(live, clock_ns=Clock()) as store:
-        receipt = store.queue(*key).put(b"new")
-        assert receipt.queue_offset == end
-        if is_dispatched:
-            store.dispatch()
-        crash_copy(store, root)
-    COMMANDS[command](kind, root)
-    with kind.open(root) as store:
-        found = read_on(store.queue(*key))[0]
-        assert (found[end].body, found[end].commit_log_offset) == (b"new", receipt.commit_log_offset)
-    assert not plan_repair(root, settings=settings_of(kind)).actions
+    put_crash_and_check(kind, live, root, end, command, is_dispatched=is_dispatched)
 
 
 @pytest.mark.one_in(3)
@@ -87,17 +93,7 @@ def test_a_message_put_after_all_others_expired_stays_in_its_place(
         while store.queue(*other).max_offset < store.queue(*key).max_offset:
             store.queue(*other).put(b"stays")
     (live / "commitlog" / f"{0:020d}").unlink()
-    with kind.open(live, clock_ns=Clock()) as store:
-        receipt = store.queue(*key).put(b"new")
-        assert receipt.queue_offset == count
-        if is_dispatched:
-            store.dispatch()
-        crash_copy(store, root)
-    COMMANDS[command](kind, root)
-    with kind.open(root) as store:
-        found = read_on(store.queue(*key))[0]
-        assert (found[count].body, found[count].commit_log_offset) == (b"new", receipt.commit_log_offset)
-    assert not plan_repair(root, settings=settings_of(kind)).actions
+    put_crash_and_check(kind, live, root, count, command, is_dispatched=is_dispatched)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

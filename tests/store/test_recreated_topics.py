@@ -503,6 +503,21 @@ def test_no_damage_makes_a_topic_look_as_if_it_had_been_created_again(
             assert found == content.queues[queue] or is_named or errors
 
 
+def expired(kind: Kind, root: Path, count: int) -> Content:
+    """A store of which retention took the first topic's first messages, but not all; so many of the second one."""
+    begin, content = SIZES["mapped_file_size_commit_log"], Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, OLD)
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
+            pass
+        for number in range(OLD, OLD + 10):
+            kind.put(store, number, Content())
+        delete(store, kind)
+        kind.fill(store, content, begin=2 * OLD, count=count)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    return content
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
 @pytest.mark.parametrize("damaged", ["unit", "files"])
@@ -512,17 +527,8 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
     kind: Kind, count: int, damaged: str, road: str, tmp_path: Path
 ) -> None:
     """The first topic's messages do not begin at 0 in the log any more."""
-    root, begin, content, key = tmp_path / "store", SIZES["mapped_file_size_commit_log"], Content(), kind.queues[0]
-    with kind.open(root, clock_ns=Clock()) as store:
-        fill(kind, store, Content(), 0, OLD)
-        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
-            pass
-        for number in range(OLD, OLD + 10):
-            kind.put(store, number, Content())
-        delete(store, kind)
-        for number in range(2 * OLD, 2 * OLD + 2 * count):
-            kind.put(store, number, content)
-    (root / "commitlog" / f"{0:020d}").unlink()
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, 2 * count)
     unseal(root)
     damage(kind, root, key, 0, damaged if damaged == "unit" else "units")
     log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
@@ -690,20 +696,29 @@ def test_after_retention_the_messages_of_a_lost_first_file_are_served(
     kind: Kind, file: str, road: str, state: str, tmp_path: Path
 ) -> None:
     """The log begins with messages of the deleted topic that had larger queue offsets."""
-    root, begin, content, key = tmp_path / "store", SIZES["mapped_file_size_commit_log"], Content(), kind.queues[0]
-    with kind.open(root, clock_ns=Clock()) as store:
-        fill(kind, store, Content(), 0, OLD)
-        while store.put("other", b"to the next log file" * 20).commit_log_offset < begin:
-            pass
-        for number in range(OLD, OLD + 10):
-            kind.put(store, number, Content())
-        delete(store, kind)
-        for number in range(2 * OLD, 3 * OLD):
-            kind.put(store, number, content)
-    (root / "commitlog" / f"{0:020d}").unlink()
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, OLD)
     STATES[state](root)
     first = kind.files(root, key)[0]
     first.unlink() if file == "gone" else first.write_bytes(bytes(first.stat().st_size))
     walked(kind, root, road)
     with kind.open(root, mode="r") as store:
         assert read_on(store.queue(*key)) == (content.queues[key], [], set())
+
+
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired"])
+@pytest.mark.parametrize("file", ["gone", "zeros"])
+@pytest.mark.parametrize("field", ["flags, prepared", "topic"])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_deleted_messages_that_stand_in_place_of_damaged_ones_are_told_after_a_clean_stop(
+    kind: Kind, field: str, file: str, road: str, tmp_path: Path
+) -> None:
+    """The only message of the second topic and its units are damaged: nothing tells where its queue begins."""
+    root, key = tmp_path / "store", kind.queues[0]
+    content = lives_on_in_one_queue(kind, root, [3], 1)[0]
+    change(root, next(iter(content.queues[key].values())).commit_log_offset, field)
+    first = kind.files(root, key)[0]
+    first.unlink() if file == "gone" else first.write_bytes(bytes(first.stat().st_size))
+    reports = Reports()
+    getattr(reports, road)(kind, root)
+    assert any("later than at the last clean stop: 1" in text for text in reports.texts)

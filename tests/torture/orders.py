@@ -305,7 +305,14 @@ class Commands:
 
     def rebuild(self) -> None:
         done = rebuild(self.root, settings=settings_of(self._kind))
-        self.told += [*map(str, done.damages), *map(str, done.left_out), *done.moved, *done.notes, done.lost]
+        self.told += [
+            *map(str, done.damages),
+            *map(str, done.left_out),
+            *done.moved,
+            *done.notes,
+            done.lost,
+            done.longer,
+        ]
 
     def repair(self) -> None:
         """A second one has nothing to do but where the first gave a queue to messages of deleted topics alone."""

@@ -173,6 +173,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
             shown["new"] = f"{what} without a directory before: lost, not written yet, or of deleted topics"
         if rebuilt.lost:
             shown["lost"] = rebuilt.lost
+        if rebuilt.longer:
+            shown["longer"] = rebuilt.longer
         if rebuilt.moved:
             shown["moved"] = "; ".join(map(clean, rebuilt.moved))
     if "index" in rebuilt.parts:
@@ -188,7 +190,8 @@ def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
         "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
         "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count,
-        "aheadQueues": rebuilt.ahead_count, "moved": rebuilt.moved, "units": rebuilt.unit_count,
+        "aheadQueues": rebuilt.ahead_count, "lost": rebuilt.lost, "longer": rebuilt.longer,
+        "moved": rebuilt.moved, "units": rebuilt.unit_count,
         "indexItems": rebuilt.index_item_count,
         "bitmapsLost": rebuilt.bitmap_count,
         "notes": rebuilt.notes,

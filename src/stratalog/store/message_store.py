@@ -87,7 +87,9 @@ from stratalog.store.snapshot import (
     note_ends,
     noted_left_out,
     noted_log,
+    sealed_ends,
     store_snapshot,
+    told_longer,
 )
 from stratalog.store.special_query import light_hits, members_with
 from stratalog.store.topics import QueueType, TopicConfig, Topics
@@ -201,6 +203,7 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted, is_known=is_known
         )
+        sealed = sealed_ends(self.root, self._disk) if clean and is_known and not untouched else {}
         known = set(self._dispatcher.queues)
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
@@ -241,6 +244,9 @@ class MessageStore(Uncopied):
         self.recovery.notes = self._dispatcher.notes
         if self.topic_table.note:
             self.recovery.notes.append(self.topic_table.note)
+        ends = {key: queue.end_offset for key, queue in self._dispatcher.queues.items()} if sealed else {}
+        if note := told_longer(sealed, ends):
+            self.recovery.notes.append(note)
         made = sorted(self._dispatcher.queues.keys() - known)
         if made and clean and not beside_writer and not self._disk.is_draft:
             self.recovery.notes.append(

@@ -232,6 +232,19 @@ def sealed_ends(root: Path, disk: Disk) -> dict[tuple[str, int], int]:
     return _ends(snapshot) if snapshot and is_ours(root, disk) and _is_of_log(snapshot, root, disk) else {}
 
 
+def told_longer(sealed: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> str:
+    """What to say of queues that end later than at our last clean stop, after which nothing was put; else empty."""
+    longer = {key: end for key, end in ends.items() if end > sealed.get(key, end)}
+    if not longer:
+        return ""
+    (topic, queue_id), end = next(iter(longer.items()))
+    return (
+        f"queues that end later than at the last clean stop: {len(longer):,}, the first {topic}/{queue_id} at offset "
+        f"{end:,} instead of {sealed[topic, queue_id]:,}. Messages of their own are damaged, and they serve those of a "
+        "deleted topic or of another queue"
+    )
+
+
 def _is_of_log(snapshot: _Snapshot, root: Path, disk: Disk) -> bool:
     """Whether the log ends where it did at that clean stop or before, or we put more."""
     if is_marked(root, disk):

@@ -56,6 +56,7 @@ from stratalog.store.snapshot import (
     note_ends,
     noted_ends,
     sealed_ends,
+    told_longer,
 )
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
@@ -107,6 +108,8 @@ class Rebuilt:
     ahead_count: int = 0
     """Queues of a crashed store that knew messages after the log's end: these are lost, and their offsets are given
     again."""
+    longer: str = ""
+    """Which queues end later than at the last clean stop, as messages of others stand in them; in words."""
     bitmap_count: int = 0
     """Filter bitmaps of queue extensions that were lost: they come from a broker's subscriptions, not from the log."""
 
@@ -256,6 +259,9 @@ def rebuild_locked(
             ahead_count=ahead_count, moved=tuple(filter(None, moved.values())),
         )  # fmt: skip
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
+        if "queues" in parts and was_closed(root, disk):
+            longer = told_longer(sealed, {key: written_end(staging, key, disk) for key in sealed})
+            rebuilt = replace(rebuilt, longer=longer)
         _seal_carried(staging, carried, disk, settings)
         if not is_ours(root, disk):  # our mark would make the old ends count again
             forget_ends(root, disk)

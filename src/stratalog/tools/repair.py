@@ -67,7 +67,7 @@ def repair(
         left_out = rebuilt.unqueued
         report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", left_out, _UNQUEUED_STEP))
     if rebuilt:
-        report.notes += [*rebuilt.moved, *filter(None, [rebuilt.lost])]
+        report.notes += [*rebuilt.moved, *filter(None, [rebuilt.lost, rebuilt.longer])]
     return report
 
 

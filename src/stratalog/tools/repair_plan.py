@@ -432,8 +432,8 @@ class _LogPlan:
             if (led > 1 and queued > 1 and not evidence.agreed_in[number]) or is_shifted:
                 raise CorruptData(
                     f"the file is of another store than the queues: {sum(missed) if is_shifted else led:,} units that "
-                    "lead into it do not find their messages. Put the right file back; or, to keep this one (if it is "
-                    "the queues' directories that were exchanged), move consumequeue/ and batchconsumequeue/ away: "
+                    "lead into it do not find their messages. Put the right file back; or, to keep this one (if files "
+                    "or directories of queues were exchanged), move consumequeue/ and batchconsumequeue/ away: "
                     "queues are built again from the log",
                     path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
                 )
