@@ -169,7 +169,8 @@ def drop_torn(
         if not agrees(queue, *newest):
             if before and not is_filler(*before[0][1][1:3]) and not agrees(queue, *before[0]):
                 dispatcher.notes.append(
-                    f"{queue.topic}/{queue.queue_id} leads to other messages than its own: all queues are built again"
+                    f"{queue.topic}/{queue.queue_id}: its newest units lead to no messages of its own; all queues are "
+                    "built again"
                 )
                 return None
             record = leads_to_record(log, newest[1])

@@ -132,13 +132,14 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     numbers, offsets, log_ends = _joined(after)
     if not len(numbers):
         return has_units and is_of_log, 0
-    is_lost = np.ones(len(numbers), np.bool_)
+    end = written_end(new.parents[2], (new.parent.name, int(new.name)), disk)
+    is_lost = (numbers > newest_inside) | (numbers >= end)  # else it may be the damaged unit of a hole
     for begins, led, _, counts, tags_codes in written_units(new, layout, disk):
         at = np.searchsorted(begins, numbers, "right") - 1
         is_given = (at >= 0) & (numbers < (begins + np.maximum(counts, 1))[at]) if len(begins) else is_lost & False
         turned = offsets[is_given] ^ led[at[is_given]]  # one bit of the unit may have been flipped
         is_other = (tags_codes[at[is_given]] != LOST_TAGS_CODE) & ((turned & (turned - 1)) != 0)
-        is_lost[is_given] = is_other & (numbers[is_given] > newest_inside)
+        is_lost[is_given] &= is_other
         for place in np.flatnonzero(is_lost & is_given).tolist():
             record = record_at(old.parents[2], int(led[at[place]]), disk)
             is_lost[place] = record is not None and record.flag != LOST_FLAG  # a repair keeps the offset

@@ -123,7 +123,10 @@ class VerifyReport:
         """Something of an unclean store knows messages that the log does not have. Opening forgets them."""
         if not self.is_live:
             found = f"{what}, where the log has no message any more (it ends at {self.log_end:,})"
-            step = "restore the newest files of commitlog/ before the store is opened for writing, which drops this"
+            step = (
+                "restore the newest files of commitlog/; or, if a crash took what they lack, let `stratalog repair "
+                "STORE` keep those queue offsets. Opening for writing drops this"
+            )
             self.add(Problem(part, path, position, "nothing after the end of the log", found, step))
 
     def add_missing(self, queue: tuple[str, int], first: int, end: int, after: int, before: int = _FOREVER) -> None:
