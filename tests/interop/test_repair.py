@@ -38,7 +38,7 @@ def offsets(reading: dict[tuple[str, int], list[dict[str, object]]]) -> dict[tup
     return {key: [message["queue_offset"] for message in messages] for key, messages in reading.items()}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("road", ["closed", "crashed", "queues lost"])
 def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
     rocketmq: RocketMQ, road: str, tmp_path: Path

@@ -227,6 +227,7 @@ KILLED_STATES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", ["rebuilt", "repaired"])
 @pytest.mark.parametrize("state", ["killed", "a queue gone", "created after the seal"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -475,7 +476,7 @@ DAMAGES: dict[str, Callable[[Kind, Path], None]] = {
 }
 
 
-@pytest.mark.one_in(71)
+@pytest.mark.one_in(142)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", [*ROADS, "opened, opened"])
 @pytest.mark.parametrize("count", [2, 4, 8, 24])
@@ -607,7 +608,7 @@ def lives_on_in_one_queue(kind: Kind, root: Path, old: Sequence[int], count: int
     return content, key
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("field", ["topic", "topic, not ASCII", "queue offset, lowest bit", "record"])
