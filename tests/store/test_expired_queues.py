@@ -90,3 +90,20 @@ def test_a_lone_message_and_its_unit_are_mended_or_named_at_once(
         served = read_on(store.queue(*key))[0]
     is_unknown = damage == "zeros" and state != "closed"
     assert served == content.queues[key] or plan.report.problems or is_unknown
+
+
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("gone_count", [2, 8, 16])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_a_message_that_named_another_queue_leaves_nothing_missing_there(
+    kind: Kind, gone_count: int, state: str, tmp_path: Path
+) -> None:
+    content, key = expired(kind, tmp_path, gone_count=gone_count, live_count=1), kind.queues[0]
+    STATES[state](tmp_path)
+    change(tmp_path, next(iter(content.queues[key].values())).commit_log_offset, "queue id, another's")
+    plan = plan_repair(tmp_path, settings=settings_of(kind))
+    assert not plan.missing
+    assert not plan.lost
+    repair(plan)
+    with kind.open(tmp_path, mode="r") as store:
+        assert {one: read_on(store.queue(*one))[0] for one in kind.queues} == content.queues

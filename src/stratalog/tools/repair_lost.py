@@ -370,7 +370,8 @@ class Judge:
         ))  # fmt: skip
         low = int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0  # what was in front may be removed
         high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else None
-        votes = (number == low) + (end == high)
+        is_gone = number < queue.gone_end  # an expired message had its place
+        votes = 0 if is_gone else (number == low) + (end == high)
         data = self._read(offset, size)
         claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
         is_wrong = offset in self._evidence.contradicting
@@ -393,7 +394,7 @@ class Judge:
             ]  # fmt: skip
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
-        is_refuted = led != offset or number >= queue.units_end > 0 or number < queue.gone_end
+        is_refuted = led != offset or number >= queue.units_end > 0 or is_gone
         is_alone = not queue.has_units and len(queue.offsets) == 1
         is_refuted |= is_alone and any(
             claim.queue_offset == number for claim in claims

@@ -362,7 +362,8 @@ class _LogPlan:
 
     def _missing(self, evidence: Evidence, left_by: Collection[tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
         """What `verify` found missing, but for the places of records that are restored and of those that are lost, and
-        for what seemed to be missing before a record that belongs elsewhere: queues `left_by` those end before it."""
+        for what seemed to be missing before or after a record that belongs elsewhere: queues `left_by` those end before
+        it or, after retention, begin after it."""
         known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for message in self._plan.lost:
             for topic, queue_id, number in message.all_places:
@@ -371,6 +372,9 @@ class _LogPlan:
             queue = evidence.queue(topic, queue_id)
             if (topic, queue_id) in left_by:
                 end = min(end, int(queue.ends.max(initial=0)))
+                first = (
+                    max(first, int(queue.numbers[0])) if self._plan.report.log_begin and len(queue.numbers) else first
+                )
             low, high = np.searchsorted(queue.ends, first, "right"), np.searchsorted(queue.numbers, end)
             there = zip(queue.numbers[low:high].tolist(), queue.ends[low:high].tolist(), strict=True)
             for begin, stop in sorted([*known[topic, queue_id], *there]):
