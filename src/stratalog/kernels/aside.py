@@ -23,6 +23,8 @@ from stratalog.kernels import jit
 from stratalog.kernels.cache import DIRECTORY_MODE
 
 _COMPLETE, _BUSY = "complete", "compiling"
+_CPU = llvmlite.binding.get_host_cpu_name()
+"""Asked for while the module is imported: llvmlite takes a lock, which an exception from a signal handler leaves held."""
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from stratalog.kernels.warm import compile_aside; compile_aside()"
 _state: dict[str, bool] = {}
 _starting = threading.RLock()
@@ -81,7 +83,7 @@ def _open_busy(path: str, flags: int) -> int:
 
 def _file(what: str) -> Path:
     """numba's cache, too, is one for each of these."""
-    own = (sys.implementation.cache_tag, numba.__version__, llvmlite.binding.get_host_cpu_name())
+    own = (sys.implementation.cache_tag, numba.__version__, _CPU)
     return Path(jit.CACHE_DIRECTORY) / "-".join((what, *map(str, own)))
 
 
