@@ -24,7 +24,7 @@ from stratalog.kernels.cache import DIRECTORY_MODE
 
 _COMPLETE, _BUSY = "complete", "compiling"
 _CPU = llvmlite.binding.get_host_cpu_name()
-"""Asked for while the module is imported: llvmlite takes a lock, which an exception from a signal handler leaves held."""
+"""Asked for at import: llvmlite takes a lock in Python, which an exception from a signal handler leaves held."""
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from stratalog.kernels.warm import compile_aside; compile_aside()"
 _state: dict[str, bool] = {}
 _starting = threading.RLock()

@@ -92,7 +92,8 @@ class BatchQueue:
         return self.end_offset
 
     def _sound_end(self, starts: Sequence[int]) -> int:
-        """Number of the first unit that is zeros, or that is not after those before it in the log or in the queue."""
+        """Number of the first unit that is zeros, or that is not after those before it in the log or in the queue; of
+        the one before, if the record says that this one is right."""
         newest, next_offset = -1, 0
         for first in range(starts[0] // _SIZE if starts else 0, self._files.end // _SIZE, _CHUNK_UNITS):
             count = min(_CHUNK_UNITS, self._files.end // _SIZE - first)
@@ -101,7 +102,11 @@ class BatchQueue:
             base_offsets, sizes = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
             after = np.concatenate(([next_offset], base_offsets + sizes))
             unsound = np.flatnonzero((base_offsets[:sound] < after[:sound]) | (sizes[:sound] <= 0))
-            sound = int(unsound[0]) if unsound.size else sound
+            if unsound.size:
+                sound = int(unsound[0])
+                fields = BATCH_UNIT.record._make(units[sound].item())
+                span = self._checked(first + sound, fields) if fields.size > 0 else None
+                sound -= bool(span and span.message and first + sound > self._first)
             if sound < count:
                 return first + sound
             next_offset = int(after[-1])

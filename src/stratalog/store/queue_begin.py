@@ -8,7 +8,7 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
-from stratalog.layout.batch import batch_size_of
+from stratalog.layout.batch import INNER_BASE, batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light_places
 from stratalog.layout.message import HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
+from stratalog.layout.properties import find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
@@ -40,12 +41,14 @@ class QueueBegin(NamedTuple):
 
 
 class LiveUnit(NamedTuple):
-    """A unit that leads into the log, to a message; `end` is the queue offset after its last message."""
+    """A unit that leads into the log, to a message; `end` is the queue offset after its last message. That of a batch
+    queue says itself which queue offset it has; others stand in its place."""
 
     queue_offset: int
     commit_log_offset: int
     size: int
     end: int
+    is_of_batch: bool = False
 
 
 class _Record(NamedTuple):
@@ -88,8 +91,8 @@ def written_units(
         sound = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
         used = (units["size"] != 0) | (units["commit_log_offset"] != 0)
         if layout is BATCH_UNIT:
-            numbers, counts = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
-            sound &= (numbers >= 0) & (counts > 0)
+            numbers, counts = units["base_offset"].astype(np.int64), np.maximum(units["batch_size"], 1).astype(np.int64)
+            sound &= numbers >= 0
             used[: np.flatnonzero(used)[-1] if used.any() else 0] = True  # they follow each other without a hole
         in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
         taken = (used if damaged else sound) & ~in_front
@@ -106,7 +109,7 @@ def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
     for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
         led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
         columns = (numbers, offsets, sizes, numbers + np.maximum(counts, 1))
-        yield from map(LiveUnit, *(column[led].tolist() for column in columns))
+        yield from map(LiveUnit, *(column[led].tolist() for column in columns), repeat(layout is BATCH_UNIT))
 
 
 def follows_another(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
@@ -130,6 +133,10 @@ def live_begins(
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
+    queues = {
+        key: [_corrected(key, unit, walk, is_first=not at) for at, unit in enumerate(units)]
+        for key, units in queues.items()
+    }
     counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
     for key in [key for key, units in queues.items() if _are_lost(units, walk)]:
         counting[key][0] = True
@@ -141,6 +148,28 @@ def live_begins(
         if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
             found[key] = begin
     return found
+
+
+def _corrected(key: QueueKey, unit: LiveUnit, walk: "_Walk", *, is_first: bool) -> LiveUnit:
+    """A batch queue's unit of which one bit of the queue offset was flipped, as its record says it twice, or says that
+    it is the first one of its queue."""
+    record = walk.records.get(unit.commit_log_offset) if unit.is_of_batch else None
+    if record is None or (record.topic.decode(errors="replace"), record.queue_id, record.total_size) != (
+        *key,
+        unit.size,
+    ):
+        return unit
+    begin = record.queue_offset
+    is_known = says_twice(record) or (is_first and not begin)
+    if not is_known or (begin ^ unit.queue_offset).bit_count() != 1 or walk.is_one_bit_off(key, unit):
+        return unit
+    count = batch_size_of(record.sys_flag, record.properties, begin)[0]
+    return unit._replace(queue_offset=begin, end=begin + count)
+
+
+def says_twice(record: Record) -> bool:
+    """Whether a batch's head and its property tell the same queue offset."""
+    return find_property(record.properties, INNER_BASE.encode()) == str(record.queue_offset)
 
 
 def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:

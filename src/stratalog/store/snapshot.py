@@ -240,8 +240,8 @@ def told_longer(sealed: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) ->
     (topic, queue_id), end = next(iter(longer.items()))
     return (
         f"queues that end later than at the last clean stop: {len(longer):,}, the first {topic}/{queue_id} at offset "
-        f"{end:,} instead of {sealed[topic, queue_id]:,}. Messages of their own are damaged, and they serve those of a "
-        "deleted topic or of another queue"
+        f"{end:,} instead of {sealed[topic, queue_id]:,}. Units of theirs were damaged; or messages of "
+        "their own were, and they serve those of a deleted topic or of another queue"
     )
 
 

@@ -93,7 +93,7 @@ class QueueEvidence:
         self.units_end = 0
         """Queue offset after the last one that has a unit."""
         self.gone_end = 0
-        """Queue offset after the last one whose unit leads to before the log's begin."""
+        """Queue offset after the last one whose unit leads to before the log's begin and joins another's."""
         self.units_begin = -1
         """Log offset that the first unit of a message leads to."""
         self.lost_numbers: list[tuple[int, int]] = []
@@ -403,10 +403,11 @@ class Evidence:
         is_lost = (tags_codes == LOST_TAGS_CODE) | self.is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
         queue.units_end = int(ends.max(initial=0))
-        is_in_log = is_lost & (offsets >= log_begin)  # the others say where a queue of expired messages ends
-        queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
         is_gone = ~is_lost & (offsets < log_begin)
-        queue.gone_end = int(ends[is_gone].max(initial=0))
+        queue.gone_end = _end_of_joined(numbers[is_gone], ends[is_gone])
+        # Those that follow expired messages were lost; others say where a queue of expired messages ends.
+        is_in_log = is_lost & ((offsets >= log_begin) | ((numbers >= queue.gone_end) & (queue.gone_end > 0)))
+        queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))
         mine = ~is_lost & ~is_gone
@@ -507,6 +508,13 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
         with log_files(root, disk) as log:
             found |= live_begins(doubtful, log, root, disk)
     return found | noted_begins(root, disk)
+
+
+def _end_of_joined(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
+    """The end of the last units that follow each other in the queue: one that does not was damaged."""
+    joins = begins[1:] == ends[:-1]
+    is_joined = np.append(joins, len(ends) == 1) | np.insert(joins, 0, len(ends) == 1) if len(ends) else joins
+    return int(ends[is_joined].max(initial=0))
 
 
 def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size: int) -> None:

@@ -106,7 +106,7 @@ class Rebuilt:
     new_queue_count: int = 0
     """Queues without a directory before: their files were lost, or their topics deleted."""
     ahead_count: int = 0
-    """Queues of a crashed store that knew messages after the log's end: these are lost, and their offsets are given
+    """Queues of a crashed store that knew messages after the log's end: these are lost, and their offsets may be given
     again."""
     longer: str = ""
     """Which queues end later than at the last clean stop, as messages of others stand in them; in words."""
@@ -120,7 +120,7 @@ class Rebuilt:
             return ""
         return (
             f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; those are "
-            "lost, and their offsets are given again"
+            "lost, and their offsets may be given again"
         )
 
 
@@ -236,7 +236,7 @@ def rebuild_locked(
             _prepare(root, staging, begins, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
-            unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, with_light=not may_serve_less)
+            unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, is_repaired=may_serve_less)
             if "queues" in parts
             else []
         )
@@ -270,6 +270,7 @@ def rebuild_locked(
             note_sizes(settings, root, disk)  # they may have been given
         if "queues" in parts:
             begins = _begins_to_keep(root, begins, disk)
+            sealed = {key: max(end, written_end(root, key, disk)) for key, end in sealed.items()}
             note_damages(
                 root, disk, rebuilt.damages, rebuilt.left_out, _log_begin(root, disk), rebuilt.log_end, sealed, begins
             )  # fmt: skip
@@ -501,9 +502,14 @@ def _led_elsewhere(
                 record
                 and record.total_size == newest[-1][3]
                 and not has_place(record, topic, queue_id, number)
+                and not (layout is BATCH_UNIT and _is_of(record, topic, queue_id))  # its unit says the wrong offset
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
             ):
                 yield QueueEnd(topic, queue_id, newest[-1][2], 0), number, record
+
+
+def _is_of(record: Record, topic: str, queue_id: int) -> bool:
+    return (record.topic.decode(errors="replace"), record.queue_id) == (topic, queue_id)
 
 
 def _has_queue(record: Record) -> bool:

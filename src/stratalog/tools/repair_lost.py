@@ -23,7 +23,7 @@ from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
 from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.message import decompress
-from stratalog.store.queue_begin import QueueKey
+from stratalog.store.queue_begin import QueueKey, says_twice
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
@@ -368,11 +368,14 @@ class Judge:
         offset, size, number, end = (int(column[at]) for column in (
             queue.offsets, queue.sizes, queue.numbers, queue.ends,
         ))  # fmt: skip
-        low = int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0  # what was in front may be removed
+        low = int(queue.ends[at - 1]) if at else 0
+        if not at and self._log_begin:  # what was in front may be removed
+            low = queue.gone_end or -1
         high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else None
         is_gone = number < queue.gone_end  # an expired message had its place
         votes = 0 if is_gone else (number == low) + (end == high)
         data = self._read(offset, size)
+        votes += queue.is_batch and (record := read_record(data)) is not None and says_twice(record)
         claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
         is_wrong = offset in self._evidence.contradicting
         if is_wrong and (right := with_right_flags(data)):
@@ -394,7 +397,8 @@ class Judge:
             ]  # fmt: skip
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
-        is_refuted = led != offset or number >= queue.units_end > 0 or is_gone
+        is_own_end = queue.is_batch and any((c.key, c.end) == (queue.key, queue.units_end) for c in claims)
+        is_refuted = led != offset or (number >= queue.units_end > 0 and not is_own_end) or is_gone
         is_alone = not queue.has_units and len(queue.offsets) == 1
         is_refuted |= is_alone and any(
             claim.queue_offset == number for claim in claims
@@ -726,16 +730,21 @@ class Lost:
         known to have been given."""
         numbers, ends, offsets = queue.numbers, queue.ends, queue.offsets
         taken, log_end = self._taken[queue.key], self._damages[-1].end if self._damages else 0
-        if len(numbers) and not self._log_begin:
-            begin = self._evidence.begins.get(queue.key)
-            self._take_hole(queue, 0, int(numbers[0]), begin.commit_log_offset if begin else 0, int(offsets[0]))
+        if len(numbers):
+            begin, low = self._evidence.begins.get(queue.key), 0
+            if self._log_begin:  # what was in front expired, but for what units of lost messages tell
+                low = min((n for n, _ in queue.lost_numbers if n < numbers[0]), default=int(numbers[0]))
+            self._take_hole(queue, low, int(numbers[0]), begin.commit_log_offset if begin else 0, int(offsets[0]))
         for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
             self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
         given = [end for _, end, _ in taken]
         newest = int(offsets[-1]) if len(offsets) else self._log_begin
         if newest < self._written_end:  # else what units of lost messages say is not new
             given += [end for _, end in queue.lost_numbers]
-        first = int(ends[-1]) if len(ends) else 0 if not self._log_begin else min((n for n, _, _ in taken), default=-1)
+        if len(ends) or not self._log_begin:
+            first = int(ends[-1]) if len(ends) else 0
+        else:
+            first = min([*(n for n, _, _ in taken), *(n for n, _ in queue.lost_numbers)], default=-1)
         if given and max(given) > first >= 0:  # else nothing tells a message that was lost from one that expired
             self._take_hole(queue, first, max(given), newest, log_end)
 

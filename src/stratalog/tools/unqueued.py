@@ -4,7 +4,7 @@ A record whose queue offset was changed passes for an old one, or lets those aft
 from such a log serve less than before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import queue_offset_limit
-from stratalog.store.queue_begin import QueueKey, written_units
+from stratalog.store.queue_begin import QueueKey, says_twice, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.snapshot import noted_log, sealed_ends
 from stratalog.store.topics import Topics
@@ -52,13 +52,14 @@ _NONE: Led = (np.empty(0, np.int64),) * 3
 
 
 def unqueued(
-    root: Path, staging: Path, damages: Sequence[Damage], *, log_end: int, with_light: bool = True
+    root: Path, staging: Path, damages: Sequence[Damage], *, log_end: int, is_repaired: bool = False
 ) -> list[Record]:
     """Whole records up to `log_end` that belong into a queue and that none of the queues in `staging` leads to, unless
     the queue in `root` has units, none of them led there, and some led further; and those that a queue led to where it
-    has nothing now (a light queue only `with_light`). No more than a thousand are looked for."""
+    has nothing now. Of a log that `is_repaired` light queues may have lost some, and batches may stand elsewhere in
+    their queue. No more than a thousand are looked for."""
     disk = PrivateDisk()
-    new = _led_to(staging, disk)
+    new, batches = _led_to(staging, disk), set(disk.directories(staging / BATCH_CONSUME_QUEUE))
     old = _led_to(root, disk, beside=new)
     everything = np.sort(np.concatenate([
         np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if not is_light(topic))
@@ -66,7 +67,9 @@ def unqueued(
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     own = [offsets for (topic, _), (_, offsets, _) in old.items() if not is_light(topic)]
     led_by_own = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
-    displaced = np.sort(np.concatenate([np.empty(0, np.int64), *_displaced(old, new, with_light=with_light)]))
+    displaced = np.sort(
+        np.concatenate([np.empty(0, np.int64), *_displaced(old, new, batches, is_repaired=is_repaired)])
+    )
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
     found, begins = list[Record](), queue_begins(root, disk)
@@ -80,7 +83,9 @@ def unqueued(
         ):
             record = decode_record(file.view.data, position, verify=False)
             stored = file.view.data[position : position + record.total_size]
-            is_right = record_crc_holds(stored) or not (is_moved or contradiction_of(record))
+            is_right = record_crc_holds(stored) or not (
+                (is_moved and not says_twice(record)) or contradiction_of(record)
+            )
             if record.flag == LOST_FLAG or (not is_unled and is_right):
                 continue  # it is no message, or it is where it belongs: the old unit is wrong
             topic = record.topic.decode("utf-8", "surrogateescape")
@@ -134,15 +139,14 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
         return has_units and is_of_log, 0
     end = written_end(new.parents[2], (new.parent.name, int(new.name)), disk)
     is_lost = (numbers > newest_inside) | (numbers >= end)  # else it may be the damaged unit of a hole
-    for begins, led, _, counts, tags_codes in written_units(new, layout, disk):
+    for begins, led, _, counts, _ in written_units(new, layout, disk):
         at = np.searchsorted(begins, numbers, "right") - 1
         is_given = (at >= 0) & (numbers < (begins + np.maximum(counts, 1))[at]) if len(begins) else is_lost & False
         turned = offsets[is_given] ^ led[at[is_given]]  # one bit of the unit may have been flipped
-        is_other = (tags_codes[at[is_given]] != LOST_TAGS_CODE) & ((turned & (turned - 1)) != 0)
-        is_lost[is_given] &= is_other
+        is_lost[is_given] &= (turned & (turned - 1)) != 0
         for place in np.flatnonzero(is_lost & is_given).tolist():
             record = record_at(old.parents[2], int(led[at[place]]), disk)
-            is_lost[place] = record is not None and record.flag != LOST_FLAG  # a repair keeps the offset
+            is_lost[place] = record is None or record.flag != LOST_FLAG  # for what a repair made the offset is kept
     return has_units and is_of_log, int(log_ends[is_lost].max(initial=0))
 
 
@@ -217,7 +221,7 @@ def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
 
 
 def _displaced(
-    old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", *, with_light: bool
+    old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", batches: Collection[str], *, is_repaired: bool
 ) -> Iterator[Offsets]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
     are those that another queue leads to now, where it led nowhere else and has the message that follows; and those
@@ -231,10 +235,11 @@ def _displaced(
         followed += [] if is_light(key[0]) else [offsets[is_kept]]
     kept = np.sort(np.concatenate([np.empty(0, np.int64), *followed]))
     for key, (numbers, offsets, _) in old.items():
-        now = new.get(key) if with_light or not is_light(key[0]) else None
+        now = new.get(key) if not (is_repaired and is_light(key[0])) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[2].max())
-            yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if is_light(key[0]) else kept)]
+            may_stand_elsewhere = is_light(key[0]) or (is_repaired and key[0] in batches)
+            yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if may_stand_elsewhere else kept)]
 
 
 def _shrunk(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:

@@ -225,8 +225,8 @@ class SpecialQueues:
             self._add(
                 queue, places[at], f"offsets of lost messages in queue {name} between its neighbours'", str(stored[at])
             )
-        for at in np.flatnonzero(begins[1:] > ends[:-1]).tolist():
-            what = f"a unit of queue {name} for offsets {ends[at]:,} to {begins[at + 1] - 1:,}"
+        for at in np.flatnonzero(begins[1:] != ends[:-1]).tolist():
+            what = f"a unit of queue {name} for offset {ends[at]:,}, after which the one before it ends"
             self._add(queue, places[written[at + 1]], what, f"that of offset {begins[at + 1]:,}")
 
     def _stored(self, queue: _Expected) -> tuple[Units, Any]:

@@ -1,0 +1,75 @@
+"""One bit of what a batch queue's unit says of queue offsets. (The units of other queues stand in their places.)"""
+
+from pathlib import Path
+
+import pytest
+
+from store.kinds import BATCH, Content, read_on
+from store.model import Clock
+from store.test_changed_identity import Reports
+from store.test_expired_queues import expired
+from store.test_recreated_topics import STATES, delete, settings_of
+from stratalog.layout.queue import BATCH_UNIT
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+KEY = BATCH.queues[0]
+BITS = {f"{name}, bit {bit}": (BATCH_UNIT.dtype.fields[name][1], bit) for name, bits in [
+    ("base_offset", (0, 1, 2, 3, 8, 40)), ("batch_size", (0, 1, 2, 8)),
+] for bit in bits}  # fmt: skip
+
+
+def made(history: str, root: Path, count: int) -> Content:
+    if history == "expired":
+        return expired(BATCH, root, gone_count=8, live_count=count)
+    content = Content()
+    with BATCH.open(root, clock_ns=Clock()) as store:
+        if history == "created again":
+            BATCH.fill(store, Content(), count=6)
+            delete(store, BATCH)
+        BATCH.fill(store, content, count=2 * count)
+    return content
+
+
+def flip(root: Path, unit: int, what: str) -> None:
+    """One bit of the n-th unit of the first queue; negative ones count from its end."""
+    path = BATCH.files(root, KEY)[0]
+    data = bytearray(path.read_bytes())
+    unit_count = -(-len(data.rstrip(b"\0")) // BATCH_UNIT.size)
+    (position, size), bit = (BITS[what][0], BATCH_UNIT.dtype[what.split(",")[0]].itemsize), BITS[what][1]
+    data[unit % unit_count * BATCH_UNIT.size + position + size - 1 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["repaired", "rebuilt", "opened", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("what", BITS)
+@pytest.mark.parametrize(("count", "unit"), [(1, -1), (2, -1), (2, -2), (3, -1), (3, -2), (3, -3), (1, -2), (1, 0)])
+@pytest.mark.parametrize("history", ["one topic", "created again", "expired"])
+def test_every_message_is_served_in_its_place(
+    history: str, count: int, unit: int, what: str, road: str, state: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    content = made(history, root, count)
+    with BATCH.open(root, mode="r") as store:
+        end = store.queue(*KEY).max_offset
+    STATES[state](root)
+    if unit < -count and history != "expired":
+        pytest.skip("there is no such unit")
+    flip(root, unit, what)
+    log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    reports = Reports()
+    for step in road.split(", "):
+        getattr(reports, step)(BATCH, root)
+    told = [text for text in reports.texts if text]
+    with BATCH.open(root) as store:
+        queue = store.queue(*KEY)
+        found, _, _ = read_on(queue)
+        assert found == content.queues[KEY] or (road in ("opened", "rebuilt") and told)
+        assert queue.max_offset >= end
+        assert queue.max_offset == end or road != "repaired"
+    assert all(data == (root / "commitlog" / name).read_bytes() for name, data in log.items())
+    if "repaired" in road:
+        assert verify(root, settings=settings_of(BATCH)).ok
+        assert not plan_repair(root, settings=settings_of(BATCH)).actions
