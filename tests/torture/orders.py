@@ -379,7 +379,8 @@ def _compare(store: Store, commands: Commands, told: list[str]) -> None:
             told += list(map(str, errors))
             put, served = commands.put_messages.get(key, {}), {known.commit_log_offset for known in found.values()}
             for number, known in put.items():
-                if found.get(number) != known:
+                named = f"log offset {known.commit_log_offset:,}: offset {number:,} in {key[0]}/"  # its light place
+                if found.get(number) != known and not any(named in text for text in told):
                     raise Lost(f"{key} lacks {number}, which was put after the damage")
             for number, known in store.content.queues[key].items():
                 is_hit, other = known.commit_log_offset in store.hit, found.get(number)

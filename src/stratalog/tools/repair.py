@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, command
+from stratalog.layout.light import is_light
 from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk
 from stratalog.store.os_errors import refusing
@@ -68,6 +69,11 @@ def repair(
         report.add(Problem("queue", str(root / COMMIT_LOG), 0, "every message in a queue", left_out, _UNQUEUED_STEP))
     if rebuilt:
         report.notes += [*rebuilt.moved, *filter(None, [rebuilt.lost, rebuilt.longer])]
+        report.notes += [
+            f"log offset {one.commit_log_offset:,}: offset {one.queue_offset:,} in {one.topic}/{one.queue_id} is "
+            "another message's; the message is only in its own queue"
+            for one in rebuilt.left_out if is_light(one.topic)
+        ]  # fmt: skip
     return report
 
 
