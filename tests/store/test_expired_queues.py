@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from store.kinds import BATCH, EXTENDED, PLAIN, PUTS, SIZES, Content, Kind, read_on
-from store.test_changed_identity import change
+from store.model import Clock, crash_copy
+from store.test_changed_identity import Reports, change
 from store.test_recreated_topics import STATES, settings_of
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -107,3 +108,60 @@ def test_a_message_that_named_another_queue_leaves_nothing_missing_there(
     repair(plan)
     with kind.open(tmp_path, mode="r") as store:
         assert {one: read_on(store.queue(*one))[0] for one in kind.queues} == content.queues
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "put, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "before others"])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_a_damaged_lone_message_is_counted_as_lost_whatever_was_run_before(
+    kind: Kind, is_last: bool, road: str, state: str, tmp_path: Path
+) -> None:
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, gone_count=8, live_count=1)
+    if not is_last:
+        with kind.open(root) as store:
+            store.put("other", b"other")
+    STATES[state](root)
+    (number, known), *_ = content.queues[key].items()
+    path = root / "commitlog" / f"{SIZES['mapped_file_size_commit_log']:020d}"
+    data, at = path.read_bytes(), known.commit_log_offset - SIZES["mapped_file_size_commit_log"]
+    path.write_bytes(data[:at] + b"\xff" * 100 + data[at + 100 :])
+    reports = Reports()
+    for step in road.split(", "):
+        reports.opened(kind, root, key) if step == "put" else getattr(reports, step)(kind, root)
+    assert (key, number) in reports.stated
+
+
+@pytest.mark.parametrize("road", ["opened", "rebuilt"])
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_what_a_crash_took_of_a_nearly_expired_queue_is_told(
+    kind: Kind, is_lost: bool, road: str, tmp_path: Path
+) -> None:
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, gone_count=8, live_count=1)
+    STATES["killed"](root)
+    if is_lost:
+        path = root / "commitlog" / f"{SIZES['mapped_file_size_commit_log']:020d}"
+        data = path.read_bytes()
+        at = next(iter(content.queues[key].values())).commit_log_offset - SIZES["mapped_file_size_commit_log"]
+        path.write_bytes(data[:at] + bytes(len(data) - at))
+    reports = Reports()
+    getattr(reports, road)(kind, root)
+    assert any("after the log's end" in text for text in reports.texts) == is_lost
+
+
+@pytest.mark.parametrize("road", ["repaired", "rebuilt"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_queue_that_grew_before_a_kill_has_not_grown_since_a_clean_stop(
+    kind: Kind, road: str, tmp_path: Path
+) -> None:
+    root, live, reports = tmp_path / "store", tmp_path / "live", Reports()
+    content = kind.made(live, count=4)
+    with kind.open(live, clock_ns=Clock()) as store:
+        kind.fill(store, content, begin=4, count=4)
+        crash_copy(store, root)
+    getattr(reports, road)(kind, root)
+    reports.opened(kind, root)
+    assert not any("last clean stop" in text for text in reports.texts)

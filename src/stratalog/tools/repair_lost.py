@@ -732,9 +732,10 @@ class Lost:
         taken, log_end = self._taken[queue.key], self._damages[-1].end if self._damages else 0
         if len(numbers):
             begin, low = self._evidence.begins.get(queue.key), 0
+            first = begin.commit_log_offset if begin else 0
             if self._log_begin:  # what was in front expired, but for what units of lost messages tell
-                low = min((n for n, _ in queue.lost_numbers if n < numbers[0]), default=int(numbers[0]))
-            self._take_hole(queue, low, int(numbers[0]), begin.commit_log_offset if begin else 0, int(offsets[0]))
+                low, first = min((n for n, _ in queue.lost_numbers if n < numbers[0]), default=int(numbers[0])), 0
+            self._take_hole(queue, low, int(numbers[0]), first, int(offsets[0]))
         for at in (np.flatnonzero(numbers[1:] > ends[:-1]) + 1).tolist():
             self._take_hole(queue, int(ends[at - 1]), int(numbers[at]), int(offsets[at - 1]), int(offsets[at]))
         given = [end for _, end, _ in taken]
