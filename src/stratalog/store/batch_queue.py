@@ -81,14 +81,21 @@ class BatchQueue:
 
     def given_end(self, log_end: int) -> int:
         """Queue offset after the newest unit of a record before a log offset, be it after units that are not sound; one
-        that no store can have written tells its own offset, too."""
+        that no store can have written tells its own offset, too. None ends after the next unit's begin."""
         for _, data in self._files.newest_first():
             units = np.frombuffer(data, BATCH_UNIT.dtype, len(data) // _SIZE)
             offsets = units["commit_log_offset"]
             is_damaged = ((units["size"] <= 0) | (offsets < 0)) & ((units["size"] != 0) | (offsets != 0))
-            known = units[(is_damaged | ((units["size"] > 0) & (offsets < log_end))) & (units["batch_size"] > 0)]
+            known = np.flatnonzero(
+                (is_damaged | ((units["size"] > 0) & (offsets < log_end))) & (units["batch_size"] > 0)
+            )  # fmt: skip
             if known.size:
-                return int(known[-1]["base_offset"]) + int(known[-1]["batch_size"])
+                last, later = (
+                    units[known[-1]],
+                    units["base_offset"][known[-1] + 1 :][units["size"][known[-1] + 1 :] > 0],
+                )
+                end = int(last["base_offset"]) + int(last["batch_size"])
+                return min(end, int(later[0])) if later.size else end
         return self.end_offset
 
     def _sound_end(self, starts: Sequence[int]) -> int:

@@ -35,7 +35,15 @@ from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
-from stratalog.store.queue_begin import LiveUnit, QueueBegin, QueueKey, first_units, has_place, live_begins
+from stratalog.store.queue_begin import (
+    LiveUnit,
+    QueueBegin,
+    QueueKey,
+    first_units,
+    has_place,
+    live_begins,
+    says_twice,
+)
 from stratalog.store.queue_set import QueueSet, UnitQueue
 
 RESTORE_LOG = (
@@ -175,10 +183,23 @@ def drop_torn(
                 return None
             record = leads_to_record(log, newest[1])
             is_displaced = record is not None and _is_taken_place(log, dispatcher, queue, record)
-            torn[queue] = Torn(queue.end_offset, newest[1][0], record, is_displaced)
+            end = _end_by_record(queue, record, before[0][1] if before else None)
+            torn[queue] = Torn(end or queue.end_offset, newest[1][0], record, is_displaced)
     for queue in torn:  # not before all are looked at: with None every queue keeps its end
         queue.drop_newest()
     return torn
+
+
+def _end_by_record(queue: UnitQueue, record: Record | None, before: Sequence[int] | None) -> int:
+    """Where a batch queue ends by the record of its newest unit, if the record says its offset twice or goes on from
+    the unit before: the unit's own offset or size was damaged. 0 for another queue."""
+    if not isinstance(queue, BatchQueue) or record is None:
+        return 0
+    last = BATCH_UNIT.record._make(before) if before else None
+    goes_on = record.queue_offset == (last.base_offset + last.batch_size if last else 0)
+    if not (_is_in(record, queue, record.queue_offset) and (says_twice(record) or goes_on)):
+        return 0
+    return record.queue_offset + batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
 
 
 def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:

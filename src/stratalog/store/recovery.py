@@ -224,6 +224,8 @@ def recover(
         told = {}  # by units that are about to go
         if not beside_writer and (not intact or found.quarantined):
             told = {queue: queue.given_end(end) for queue in dispatcher.queues.values()}
+            of_batches = ((queue, one) for queue, one in (torn or {}).items() if isinstance(queue, BatchQueue))
+            told |= {queue: one.end for queue, one in of_batches if one.record}  # it tells, not the unit
         is_sealed = intact and seal is not None
         gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end, clean=clean)
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)

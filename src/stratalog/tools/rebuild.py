@@ -64,6 +64,7 @@ from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import queue_begins
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
+from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued, written_end
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
@@ -223,7 +224,7 @@ def rebuild_locked(
         ends: list[QueueEnd] = []
         if "queues" in parts:
             ends += _short_ends(root, staging, disk, sealed, log)
-            ends += _gone_ends(root, disk)
+            ends += _gone_ends(root, disk, log)
             moved = dict(_moved_ends(root, staging, disk, rebuilt))
             ends += moved
             ends += _lost_ends(root, staging, disk, rebuilt.damages) if not may_serve_less else ()
@@ -423,25 +424,27 @@ def _short_ends(
             yield QueueEnd(topic, queue_id, end, end)
 
 
-def _gone_ends(root: Path, disk: Disk) -> Iterator[QueueEnd]:
+def _gone_ends(root: Path, disk: Disk, log: LogRange) -> Iterator[QueueEnd]:
     """Ends of the queues of which nearly all messages went by retention, and a unit is damaged: it leads into the log,
     where no message of the queue may be, or nowhere, or is zeros."""
-    log_begin = _log_begin(root, disk)
+    log_limit = log.end + MISSING_MAX * log.file_size
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
             end = gone_count = live_count = damaged_count = 0
             for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk, damaged=True):
-                is_sound = sizes > 0
-                damaged_count += int(np.count_nonzero(~is_sound))
+                is_sound = (sizes > 0) & (offsets < log_limit)
                 begins, ends = numbers[is_sound], (numbers + np.maximum(counts, 1))[is_sound]
-                damaged_count += int(np.count_nonzero(begins[1:] != ends[:-1])) + bool(
-                    end and len(begins) and begins[0] != end
-                )
-                live_count += int(np.count_nonzero(is_sound & (offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE)))
-                gone_count += int(np.count_nonzero(is_sound & (offsets < log_begin)))
+                is_after_hole = begins != np.append(end or begins[:1], ends[:-1])
+                damaged_count += int(np.count_nonzero(~is_sound)) + int(np.count_nonzero(is_after_hole))
+                is_live = is_sound & (offsets >= log.begin) & (tags_codes != LOST_TAGS_CODE)
+                live_count += int(np.count_nonzero(is_live))
+                gone_count += int(np.count_nonzero(is_sound & (offsets < log.begin)))
                 end = max(end, int(ends.max(initial=0)))
+                for number, count in zip(numbers[~is_sound].tolist(), counts[~is_sound].tolist(), strict=True):
+                    if layout is UNIT or number == end:  # one of a batch queue may say anything
+                        end = max(end, number + max(count, 1))
             is_doubtful = damaged_count + live_count and _GONE_PER_LIVE * live_count < gone_count
-            if is_doubtful and end <= queue_offset_limit(log_begin):
+            if is_doubtful and end <= queue_offset_limit(log.begin):
                 yield QueueEnd(topic, queue_id, end, 0)
 
 
@@ -631,11 +634,13 @@ def _carry_over(
 
 
 def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
-    """Link a queue's files. One that was cut, or is too long, is copied and gets its size: opening refuses others."""
-    for name, size in disk.files(old).items():
+    """Link a queue's files. One that was cut, or is too long, is copied and gets its size: opening refuses others. So
+    does an empty one with others after it."""
+    files = disk.files(old)
+    for name, size in files.items():
         if offset_of(name) is None:
             continue
-        if size in (0, file_size):
+        if size == file_size or (not size and name == max(files)):
             os.link(old / name, new / name)
         else:
             copy_file(old / name, new / name)

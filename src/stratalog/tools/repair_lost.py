@@ -375,7 +375,7 @@ class Judge:
         is_gone = number < queue.gone_end  # an expired message had its place
         votes = 0 if is_gone else (number == low) + (end == high)
         data = self._read(offset, size)
-        votes += queue.is_batch and (record := read_record(data)) is not None and says_twice(record)
+        is_sure = queue.is_batch and (record := read_record(data)) is not None and says_twice(record)
         claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
         is_wrong = offset in self._evidence.contradicting
         if is_wrong and (right := with_right_flags(data)):
@@ -408,7 +408,8 @@ class Judge:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
             fits = fits and self._gaps_at(offset, claim) <= gaps
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > votes:
+            against = votes + (is_sure and claim.key == queue.key)
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > against:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
