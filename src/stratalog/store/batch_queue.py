@@ -100,7 +100,7 @@ class BatchQueue:
 
     def _sound_end(self, starts: Sequence[int]) -> int:
         """Number of the first unit that is zeros, or that is not after those before it in the log or in the queue; of
-        the one before, if the record says that this one is right."""
+        the one before, if this one is right by its record or by the next unit."""
         newest, next_offset = -1, 0
         for first in range(starts[0] // _SIZE if starts else 0, self._files.end // _SIZE, _CHUNK_UNITS):
             count = min(_CHUNK_UNITS, self._files.end // _SIZE - first)
@@ -113,7 +113,9 @@ class BatchQueue:
                 sound = int(unsound[0])
                 fields = BATCH_UNIT.record._make(units[sound].item())
                 span = self._checked(first + sound, fields) if fields.size > 0 else None
-                sound -= bool(span and span.message and first + sound > self._first)
+                is_followed = sound + 1 < count and base_offsets[sound + 1] == after[sound + 1] > base_offsets[sound]
+                is_right = is_followed or (span is not None and span.message is not None)
+                sound -= is_right and first + sound > self._first
             if sound < count:
                 return first + sound
             next_offset = int(after[-1])
