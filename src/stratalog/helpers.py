@@ -175,6 +175,27 @@ def thread_pool(count: int, name: str) -> Executor:
     return _Threads(pools.ThreadPoolExecutor(count, name)) if pools else _Here()
 
 
+class _Outcome(Future[Any]):
+    """Awaited in C: a `Future` takes a lock in Python, which an exception from a signal handler leaves held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def run(self, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        try:
+            self._outcome.put((work(*args, **named), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._outcome.put((None, error))
+
+    def result(self, timeout: float | None = None) -> Any:
+        result, error = outcome = self._outcome.get(timeout=timeout)
+        self._outcome.put(outcome)  # somebody else may ask
+        if error:
+            raise error
+        return result
+
+
 class _Threads(Executor):
     """Starts a thread `undisturbed`: one that runs is known to the pool, which waits for it."""
 
@@ -183,13 +204,14 @@ class _Threads(Executor):
         self._submit = undisturbed(pool.submit)
 
     def submit(self, work: Any, /, *args: Any, **named: Any) -> "Future[Any]":
+        outcome = _Outcome()
         try:
-            future: Future[Any] = self._submit(work, *args, **named)
+            self._submit(outcome.run, work, args, named)
         except RuntimeError:
             if not pools._shutdown:
                 raise
             return _Here().submit(work, *args, **named)  # the main thread has returned: the pool takes no more
-        return future
+        return outcome
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._pool.shutdown(wait, cancel_futures=cancel_futures)

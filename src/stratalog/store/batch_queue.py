@@ -87,14 +87,14 @@ class BatchQueue:
             offsets = units["commit_log_offset"]
             is_damaged = ((units["size"] <= 0) | (offsets < 0)) & ((units["size"] != 0) | (offsets != 0))
             known = np.flatnonzero(
-                (is_damaged | ((units["size"] > 0) & (offsets < log_end))) & (units["batch_size"] > 0)
+                (is_damaged & (units["batch_size"] > 0)) | ((units["size"] > 0) & (offsets < log_end))
             )  # fmt: skip
             if known.size:
                 last, later = (
                     units[known[-1]],
                     units["base_offset"][known[-1] + 1 :][units["size"][known[-1] + 1 :] > 0],
                 )
-                end = int(last["base_offset"]) + int(last["batch_size"])
+                end = int(last["base_offset"]) + max(1, int(last["batch_size"]))
                 return min(end, int(later[0])) if later.size else end
         return self.end_offset
 
@@ -115,6 +115,7 @@ class BatchQueue:
                 span = self._checked(first + sound, fields) if fields.size > 0 else None
                 is_followed = sound + 1 < count and base_offsets[sound + 1] == after[sound + 1] > base_offsets[sound]
                 is_right = is_followed or (span is not None and span.message is not None)
+                is_right &= bool(sizes[sound] > 0)
                 sound -= is_right and first + sound > self._first
             if sound < count:
                 return first + sound

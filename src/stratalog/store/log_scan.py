@@ -110,7 +110,11 @@ class LogScan:
         self._ahead: deque[tuple[_Piece, Future[_Walked]]] = deque()
 
     def __enter__(self) -> Self:
-        self._walk_ahead(_PIECES_AT_FIRST)
+        try:
+            self._walk_ahead(_PIECES_AT_FIRST)
+        except BaseException:  # of a signal handler, too: what is walked is unmapped soon
+            self._pool.shutdown(cancel_futures=True)
+            raise
         return self
 
     def __exit__(
@@ -189,6 +193,7 @@ class LogScan:
         """Whole records from the piece's begin on, until its end or something else."""
         positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
         file, position, total, status = piece.file, piece.begin, 0, int(ScanStatus.FULL)
+        borrowed = file.view  # stays mapped if the file is closed meanwhile
         file.populate(position, min(piece.end, position + _PIECE_SIZE, file.data_end))
         while status == ScanStatus.FULL:
             count, position, status = scan(
@@ -199,6 +204,7 @@ class LogScan:
                 if torn < count:
                     count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
             total += count
+        del borrowed
         return _Walked(total, position, ScanStatus(status))
 
     def _walk_file(self, offset: int) -> tuple[_Piece, _Walked]:

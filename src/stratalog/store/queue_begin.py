@@ -96,6 +96,8 @@ def written_units(
             used[: np.flatnonzero(used)[-1] if used.any() else 0] = True  # they follow each other without a hole
         in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
         taken = (used if damaged else sound) & ~in_front
+        if layout is BATCH_UNIT and damaged:
+            sound &= units["batch_size"] > 0  # else its begin counts
         columns = (numbers, units["commit_log_offset"], units["size"] * sound, counts, units["tags_code"])
         yield tuple(column[taken].astype(np.int64) for column in columns)
 

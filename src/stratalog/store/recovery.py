@@ -335,29 +335,35 @@ def recover(
                 queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
     for queue in queues:
         queue.cut()
-    led = {queue: (one[0][0] + 1, one[0][1][0]) for queue, one in newest.items() if one}
+    led = {
+        queue: (one[0][0] + 1, one[0][1][0]) for queue, one in newest.items()
+        if one and not is_filler(*one[0][1][1:3])
+    }  # fmt: skip
     led |= {queue: one[:2] for queue, one in (torn or {}).items()}
     ahead = [
         one for queue, one in ends.items()
         if (queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end))
-        or _is_given_again(log, queue, *led.get(queue, (0, 0)), end)
+        or _is_lost(log, queue, *led.get(queue, (0, 0)), end)
     ]  # fmt: skip
     if ahead and not beside_writer:
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
             f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Those messages are lost, "
-            "and their offsets are given again"
+            "and their offsets may be given again"
         )
     return report
 
 
-def _is_given_again(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
-    """Whether a queue's newest unit, with which it ended there, led to after the log's end, and a message from before
-    has that offset now: its topic was deleted and created again. Where one bit differs that bit was flipped."""
+def _is_lost(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
+    """Whether a queue's newest unit, with which it ended there, led to after the log's end, and nothing but the queue's
+    end is kept of it, or a message from before has that offset now: its topic was deleted and created again. Where one
+    bit differs that bit was flipped."""
     if commit_log_offset < log_end or not queue.first_offset < end <= queue.end_offset:
         return False
     unit = queue.unit(end - 1)
-    return leads_to_record(log, unit) is not None and (unit[0] ^ commit_log_offset).bit_count() > 1
+    return is_filler(unit[1], unit[2]) or (
+        leads_to_record(log, unit) is not None and (unit[0] ^ commit_log_offset).bit_count() > 1
+    )
 
 
 def _leads_to_record(log: CommitLog, log_end: int, unit: Sequence[int]) -> bool:

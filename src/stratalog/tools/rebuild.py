@@ -42,7 +42,7 @@ from stratalog.store.dispatch import LeftOut, queue_offset_limit
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_place, written_units
+from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_place, says_twice, written_units
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
@@ -505,14 +505,18 @@ def _led_elsewhere(
                 record
                 and record.total_size == newest[-1][3]
                 and not has_place(record, topic, queue_id, number)
-                and not (layout is BATCH_UNIT and _is_of(record, topic, queue_id))  # its unit says the wrong offset
+                and not (
+                    layout is BATCH_UNIT and _is_right(record, topic, queue_id, newest[-2][2] if newest[1:] else 0)
+                )
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
             ):
                 yield QueueEnd(topic, queue_id, newest[-1][2], 0), number, record
 
 
-def _is_of(record: Record, topic: str, queue_id: int) -> bool:
-    return (record.topic.decode(errors="replace"), record.queue_id) == (topic, queue_id)
+def _is_right(record: Record, topic: str, queue_id: int, before: int) -> bool:
+    """Whether a record of a batch queue says its offset twice or goes on from the unit before: its own is wrong."""
+    is_own = (record.topic.decode(errors="replace"), record.queue_id) == (topic, queue_id)
+    return is_own and (says_twice(record) or record.queue_offset == before > 0)
 
 
 def _has_queue(record: Record) -> bool:

@@ -755,7 +755,9 @@ class Lost:
         room. Those whose place is known divide them."""
         first, last = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         taken = self._taken[queue.key]
-        inside = taken[bisect_left(taken, (low, 0, 0)) : bisect_left(taken, (high, 0, 0))]
+        at = bisect_left(taken, (low, 0, 0))
+        low = max(low, min(taken[at - 1][1], high)) if at else low
+        inside = taken[at : bisect_left(taken, (high, 0, 0))]
         missing = high - low - sum(stop - number for number, stop, _ in inside)
         room = self._rooms[last] - self._rooms[first] if first < last else 0
         if not missing or missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) > room:

@@ -1,0 +1,72 @@
+"""Threads that a call waits for, where an exception from a signal handler comes between."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.conftest import OpenStore
+from stratalog.errors import StoreClosed
+from stratalog.helpers import thread_pool
+from stratalog.store import log_scan
+from stratalog.store.disk import PrivateDisk
+from stratalog.store.log_scan import LogScan
+
+
+def test_a_result_is_awaited_without_a_lock_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the main thread holds as it is interrupted would stay held, and the worker wait for it for good."""
+    taken, enter = list[int](), threading.Condition.__enter__
+
+    def noted(condition: threading.Condition) -> Any:
+        taken.append(threading.get_ident())
+        return enter(condition)
+
+    monkeypatch.setattr(threading.Condition, "__enter__", noted)
+    with thread_pool(1, "worker") as pool:
+        awaited = [pool.submit(lambda: time.sleep(0.05) or 5), pool.submit(lambda: 1 // 0)]
+        assert [awaited[0].result(), awaited[0].result()] == [5, 5]
+        with pytest.raises(ZeroDivisionError):
+            awaited[1].result()
+    assert threading.get_ident() not in taken
+
+
+@pytest.mark.parametrize("ahead_count", [0, 1, 2])
+def test_a_walk_that_is_interrupted_as_it_begins_leaves_no_thread_in_the_log(
+    ahead_count: int, open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_scan, "_PIECE_SIZE", 512)
+    store = open_store()
+    for _ in range(40):
+        store.put("topic", b"body" * 10)
+    walk, submitted = LogScan(store.log, 0, store.log.end_offset), list[Any]()
+    begin = walk._pool.submit
+
+    def interrupted(*args: Any) -> Any:
+        if len(submitted) == ahead_count:
+            raise KeyboardInterrupt
+        submitted.append(begin(*args))
+        return submitted[-1]
+
+    monkeypatch.setattr(walk._pool, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        walk.__enter__()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stratalog-scan")]
+
+
+def test_a_worker_keeps_mapped_what_it_walks(
+    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store() as store:
+        store.put("topic", b"body")
+        end, path = store.log.end_offset, store.log.files[0].path
+        walk, scan, file = LogScan(store.log, 0, end), log_scan.scan, PrivateDisk().map(path)
+
+        def closing(*args: Any) -> Any:
+            file.close()
+            return scan(*args)
+
+        monkeypatch.setattr(log_scan, "scan", closing)
+        with pytest.raises(StoreClosed):  # and not the end of the process
+            walk._walk(log_scan._Piece(file, 0, 0, end))
