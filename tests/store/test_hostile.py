@@ -257,7 +257,6 @@ def test_a_batch_unit_with_a_wild_offset_beside_damage_makes_no_units(tmp_path: 
     (tmp_path / "checkpoint").unlink()
     with BATCH.open(tmp_path) as store:
         assert store.queue("batches", 0).max_offset < 1000
-        assert "more than the log has room for" in " ".join(store.recovery.notes)
 
 
 def test_bytes_that_cannot_be_read_are_an_error_before_they_are_used(tmp_path: Path) -> None:

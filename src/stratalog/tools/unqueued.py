@@ -83,12 +83,12 @@ def unqueued(
         ):
             record = decode_record(file.view.data, position, verify=False)
             stored = file.view.data[position : position + record.total_size]
-            is_right = record_crc_holds(stored) or not (
-                (is_moved and not says_twice(record)) or contradiction_of(record)
-            )
+            topic = record.topic.decode("utf-8", "surrogateescape")
+            is_own = base + position in old.get((topic, record.queue_id), _NONE)[1]  # then that unit was wrong
+            is_wrong = is_moved and not (is_own and says_twice(record))
+            is_right = record_crc_holds(stored) or not (is_wrong or contradiction_of(record))
             if record.flag == LOST_FLAG or (not is_unled and is_right):
                 continue  # it is no message, or it is where it belongs: the old unit is wrong
-            topic = record.topic.decode("utf-8", "surrogateescape")
             if is_light(topic) and not is_moved and base + position in new.get((topic, record.queue_id), _NONE)[1]:
                 continue
             is_led = bool(_is_among(np.array([base + position]), led_by_own)[0])
