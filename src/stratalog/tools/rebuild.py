@@ -489,7 +489,7 @@ def _led_elsewhere(
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            newest: list[tuple[int, int, int, int]] = []
+            newest, ends = list[tuple[int, int, int, int]](), [0, 0]
             for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
                 is_live = (offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE) & (sizes >= FIXED_SIZE_V1)
                 led = np.flatnonzero(is_live)[-_UNITS_ASKED:]
@@ -497,6 +497,7 @@ def _led_elsewhere(
                     column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1), sizes)
                 )
                 newest = [*newest, *zip(*columns, strict=True)][-_UNITS_ASKED:]
+                ends = [*ends, *(numbers + np.maximum(counts, 1))[-2:].tolist()][-2:]
             if not newest or (staging and written_end(staging, (topic, queue_id), disk) >= newest[-1][2]):
                 continue
             records = ((record_at(root, offset, disk), number) for number, offset, *_ in reversed(newest))
@@ -505,9 +506,7 @@ def _led_elsewhere(
                 record
                 and record.total_size == newest[-1][3]
                 and not has_place(record, topic, queue_id, number)
-                and not (
-                    layout is BATCH_UNIT and _is_right(record, topic, queue_id, newest[-2][2] if newest[1:] else 0)
-                )
+                and not (layout is BATCH_UNIT and _is_right(record, topic, queue_id, ends[0]))
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
             ):
                 yield QueueEnd(topic, queue_id, newest[-1][2], 0), number, record
