@@ -408,7 +408,7 @@ class Judge:
             room = (low, high) if claim.key == queue.key else self._evidence.queue(*claim.key).room_at(offset)
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
             fits = fits and self._gaps_at(offset, claim) <= gaps
-            against = votes + (is_sure and claim.key == queue.key)
+            against = votes + (is_sure and claim.key == queue.key and claim.queue_offset != number)
             if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > against:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
