@@ -203,7 +203,9 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted, is_known=is_known
         )
-        sealed = sealed_ends(self.root, self._disk) if clean and is_known and not untouched else {}
+        sealed = dict[tuple[str, int], int]()
+        with contextlib.suppress(OSError):  # for a note only
+            sealed = sealed_ends(self.root, self._disk) if clean and is_known and not untouched else sealed
         known = set(self._dispatcher.queues)
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
