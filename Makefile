@@ -37,8 +37,8 @@ test: setup ## lint, types and the tests
 	@$(BIN)/mypy src
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
-matrix: setup ## every case of the large test matrices, of which `make test` runs one in a few
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m one_in --whole-matrix
+matrix: setup ## the large test matrices, of which `make test` runs few cases: all (hours), or another sample, SEED=
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m one_in $(if $(SEED),--sample $(SEED),--whole-matrix)
 
 torture: setup ## kill, cut power, fill disks, flip bits, plant faults: SEED= FORM=short|full ROWS=a,b CASE=
 	@PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(FORM),--form $(FORM)) \

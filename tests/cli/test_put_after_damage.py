@@ -103,7 +103,7 @@ def flip_queue_offset(root: Path, commit_log_offset: int, bit: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("bit", [0, 1, 2, 4, 22, 40, 46, 62, 63])
 @pytest.mark.parametrize("state", ["closed", "crashed", "no queues"])
@@ -162,7 +162,7 @@ def change_record(root: Path, commit_log_offset: int, what: str) -> bool:
     return True
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("count", [2, 12])
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def late() -> None:
     raise Dropped
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", USES)
 def test_the_exception_is_raised_as_it_is_and_the_store_goes_on(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -481,7 +481,7 @@ def changed(made: Callable[[Kind, State], Path], tmp_path: Path) -> Callable[[Ki
     return make
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("number", "name"), list(enumerate(CHANGES)), ids=list(CHANGES))
 def test_what_verify_says_opening_does(number: int, name: str, changed: Callable[[Kind, State, str], Path]) -> None:
     """Each change to a few of the kinds and states, all of which have their turn."""
@@ -489,7 +489,7 @@ def test_what_verify_says_opening_does(number: int, name: str, changed: Callable
         assert not disagreement(kind, changed(kind, state, name)), (kind, state.__name__)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["nothing", "seal's unit_count +1"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -504,7 +504,7 @@ MENDED = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("mend", [rebuild_with, in_place])
 @pytest.mark.parametrize(("number", "name"), list(enumerate(MENDED)), ids=MENDED)
 def test_after_rebuild_and_repair_opening_builds_nothing_again(

@@ -41,7 +41,7 @@ def flip(root: Path, unit: int, what: str) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.one_in(23)
+@pytest.mark.one_in(46)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "rebuilt", "opened", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("what", BITS)

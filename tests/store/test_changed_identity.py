@@ -179,7 +179,7 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 }
 
 
-@pytest.mark.one_in(131)
+@pytest.mark.one_in(262)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(("state", "which"), PLACES)
 @pytest.mark.parametrize(("kind", "field"), CHANGES)
@@ -198,7 +198,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     check(kind, root, content, places[which], reports, knows_units=knows_units)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("steps", [steps for steps in STEPS if steps.endswith("repair")])
 @pytest.mark.parametrize("which", [5, 9, 15])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's", "queue offset, one bit", "flags, prepared"])
@@ -218,7 +218,7 @@ def test_a_record_between_others_is_restored_whatever_was_run_before_a_repair(
             assert {number: found.get(number) for number in content.queues[queue]} == content.queues[queue]
 
 
-@pytest.mark.one_in(37)
+@pytest.mark.one_in(74)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("which", [-18, -10, -2])
@@ -239,7 +239,7 @@ def test_a_record_that_names_a_shorter_queue_is_served_in_its_place_or_named(
     check(kind, root, content, place, reports, knows_units=state != "killed, no units")
 
 
-@pytest.mark.one_in(13)
+@pytest.mark.one_in(26)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's"])
@@ -260,7 +260,7 @@ def test_the_only_message_of_a_queue_is_named_where_it_is_in_another_queue_now(
     assert any(f"{topic}/{queue_id}" in text for text in reports.texts)
 
 
-@pytest.mark.one_in(23)
+@pytest.mark.one_in(46)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("live_count", [1, 2, 3, 5])
@@ -292,7 +292,7 @@ def test_where_retention_left_few_messages_the_first_one_is_served_in_its_place_
     check(kind, root, content, place, reports, is_alone=live_count == 1)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize(("count", "which"), [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (4, 3)])
 @pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)

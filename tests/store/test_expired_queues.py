@@ -9,6 +9,7 @@ from store.kinds import BATCH, EXTENDED, PLAIN, PUTS, SIZES, Content, Kind, read
 from store.model import Clock, crash_copy
 from store.test_changed_identity import Reports, change
 from store.test_recreated_topics import STATES, settings_of
+from stratalog.layout.message import FIXED_SIZE_V1
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -49,7 +50,7 @@ def damage_unit(kind: Kind, root: Path, which: int, damaged: Callable[[bytes], b
     path.write_bytes(data[:at] + damaged(data[at : at + size]) + data[at + size :])
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", UNIT_DAMAGES)
 @pytest.mark.parametrize("which", [0, 1, -2, -1], ids=["first", "second", "last but one", "last"])
@@ -70,7 +71,7 @@ def test_a_damaged_unit_of_expired_messages_is_mended_at_once(
         assert store.queue(*kind.queues[0]).max_offset >= before - (4 if kind is BATCH else 1) * last
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", UNIT_DAMAGES)
 @pytest.mark.parametrize("field", ["queue offset, none that can be", "topic", "queue id, another's", "flags, prepared"])
@@ -131,6 +132,30 @@ def test_a_damaged_lone_message_is_counted_as_lost_whatever_was_run_before(
     for step in road.split(", "):
         reports.opened(kind, root, key) if step == "put" else getattr(reports, step)(kind, root)
     assert (key, number) in reports.stated
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "put, repaired"])
+@pytest.mark.parametrize("live_count", [1, 3])
+@pytest.mark.parametrize("gone_count", [0, 8])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
+def test_all_that_a_queue_has_left_is_counted_message_by_message(
+    kind: Kind, gone_count: int, live_count: int, road: str, state: str, tmp_path: Path
+) -> None:
+    root, reports = tmp_path / "store", Reports()
+    content = expired(kind, root, gone_count=gone_count, live_count=live_count)
+    with kind.open(root) as store:
+        store.put("other", b"other")
+    STATES[state](root)
+    path = root / "commitlog" / f"{SIZES['mapped_file_size_commit_log']:020d}"
+    data = bytearray(path.read_bytes())
+    for known in (one for queue in content.queues.values() for one in queue.values()):
+        begin = known.commit_log_offset - SIZES["mapped_file_size_commit_log"]
+        data[begin : begin + FIXED_SIZE_V1] = b"\xff" * FIXED_SIZE_V1
+    path.write_bytes(data)
+    for step in road.split(", "):
+        reports.opened(kind, root, kind.queues[1]) if step == "put" else getattr(reports, step)(kind, root)
+    assert {(key, number) for key, queue in content.queues.items() for number in queue} == reports.stated
 
 
 @pytest.mark.parametrize("road", ["opened", "rebuilt"])

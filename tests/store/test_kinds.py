@@ -412,7 +412,7 @@ def test_a_unit_of_which_a_field_is_flipped_is_named_and_hides_its_own_messages_
                     file.write_bytes(whole)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @every_kind
 def test_no_call_leaves_a_descriptor_or_mapping_of_the_store_behind(kind: Kind, tmp_path: Path) -> None:
     content = kind.made(tmp_path)

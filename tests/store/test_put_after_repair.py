@@ -47,7 +47,7 @@ def put_crash_and_check(kind: Kind, live: Path, root: Path, end: int, command: s
     assert not plan_repair(root, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_dispatched", [True, False])
 @pytest.mark.parametrize("lost", ["all", "all and the units", "first", "newest"])
@@ -74,7 +74,7 @@ def test_a_message_put_after_a_repair_stays_in_its_place(
     put_crash_and_check(kind, live, root, end, command, is_dispatched=is_dispatched)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_dispatched", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -97,7 +97,7 @@ def filled(kind: Kind, root: Path, content: Content, *, other: bool = False) -> 
     return end
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]

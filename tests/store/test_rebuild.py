@@ -259,7 +259,7 @@ TOOLS: dict[str, Callable[[Path, Kind, StoreSettings], object]] = {
 }
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(("count", "damaged"), [(1, 1), (2, 2), (9, 2)])
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "crashed"])

@@ -141,7 +141,7 @@ CASES = [("closed by RocketMQ", FEWER), ("closed by RocketMQ", AS_MANY), ("close
          ("closed", FEWER), ("killed with a seal", MORE), ("index gone", FEWER), ("a queue gone", MORE)]  # fmt: skip
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("state", "count"), CASES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -227,7 +227,7 @@ KILLED_STATES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", ["rebuilt", "repaired"])
 @pytest.mark.parametrize("state", ["killed", "a queue gone", "created after the seal"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -247,7 +247,7 @@ def test_the_tools_keep_the_second_topic_after_a_killed_opening(
         shutil.rmtree(root)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("state", KILLED_STATES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -282,7 +282,7 @@ def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.Monkey
     return False
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(22)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("earlier", ["closed", "closed, then killed", "opening killed"])
@@ -339,7 +339,7 @@ ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
 }
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(34)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("which", [0, 1, 5, -1])
@@ -374,12 +374,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.one_in(701)
+@pytest.mark.one_in(397)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("field", "which"), CHANGES)
-@pytest.mark.parametrize("count", [1, 2, 3, FEWER])
-@pytest.mark.parametrize("old", [1, 2, 3, OLD])
+@pytest.mark.parametrize("count", [1, 2, FEWER])
+@pytest.mark.parametrize("old", [1, 2, OLD])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_damage_brings_no_deleted_message_back(
     kind: Kind, old: int, count: int, field: str, which: int, road: str, state: str, tmp_path: Path
@@ -476,7 +476,7 @@ DAMAGES: dict[str, Callable[[Kind, Path], None]] = {
 }
 
 
-@pytest.mark.one_in(142)
+@pytest.mark.one_in(284)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", [*ROADS, "opened, opened"])
 @pytest.mark.parametrize("count", [2, 4, 8, 24])
@@ -519,7 +519,7 @@ def expired(kind: Kind, root: Path, count: int) -> Content:
     return content
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
 @pytest.mark.parametrize("damaged", ["unit", "files"])
 @pytest.mark.parametrize("count", [1, 3, FEWER])
@@ -608,7 +608,7 @@ def lives_on_in_one_queue(kind: Kind, root: Path, old: Sequence[int], count: int
     return content, key
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("field", ["topic", "topic, not ASCII", "queue offset, lowest bit", "record"])
@@ -652,7 +652,7 @@ def test_the_loss_of_the_only_message_at_the_logs_end_is_told(
     assert any(reports.texts)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("is_torn", [True, False])
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -688,7 +688,7 @@ def test_a_deleted_batch_that_contradicts_itself_is_none_to_repair(state: str, t
     assert not plan_repair(tmp_path, settings=settings_of(BATCH)).actions
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("file", ["gone", "zeros"])

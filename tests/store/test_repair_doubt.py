@@ -487,7 +487,7 @@ def test_a_record_that_a_crash_tore_stays_damage_after_a_clean_stop(tmp_path: Pa
     assert verify(root).ok
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("topic", ["orders", "receipts"], ids=["of a known queue", "alone in its queue"])
 @pytest.mark.parametrize("field", ["total_size", "magic", "body_crc", "commit_log_offset"])
 def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_reported(

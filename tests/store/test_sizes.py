@@ -370,7 +370,7 @@ def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Ki
     assert verify(root, settings=StoreSettings.make(rounded)).ok
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("fault", ["renamed", "added", "added far off", *(f"cut to {size}" for size in (1, 46))])

@@ -90,7 +90,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Path, Content, 
         yield kind, root, content, (root / CONFIG / TOPICS).read_bytes()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("state", STATES)
 def test_every_message_is_served_whatever_is_left_of_the_topics(
     state: str, made: tuple[Kind, Path, Content, bytes], tmp_path: Path

@@ -60,12 +60,12 @@ class Store:
         self.content = self._filled()
         self.stop = chance.choice(sorted(STOPS))
         STOPS[self.stop](root)
-        self.first_offset = self._expire() if chance.random() < 0.2 else 0
+        self.first_offset = self._expire() if chance.random() < 0.35 else 0
         self.records = self._records()
         self.hit: set[int] = set()
         """Log offsets of the records that were damaged."""
-        self.is_exchanged = False
-        """Whether files of two queues were exchanged."""
+        self.is_exchanged = self.has_moved = False
+        """Whether files of two queues were exchanged, and whether a whole record names another place."""
 
     def _filled(self) -> Content:
         chance, content = self._chance, Content()
@@ -139,7 +139,7 @@ class Store:
 
     def identity(self) -> str:
         """One field of a record that tells its place."""
-        offset = self._some_record()
+        offset, self.has_moved = self._some_record(), True
         field = self._chance.choice([*FIELDS, *([LIGHT_OFFSET] if self.kind is LIGHT_KIND else [])])
         change(self.root, offset, field, log_file_size=self.log_file_size)
         return f"{field} of the record at {offset}"
@@ -164,11 +164,18 @@ class Store:
         return f"sector at {offset}"
 
     def unit(self) -> str:
-        return self._change_unit(lambda unit: self._chance.choice((bytes(len(unit)), b"\xff" * len(unit))))
+        def damaged(unit: bytes) -> bytes:
+            size = len(unit)
+            return self._chance.choice((bytes(size), b"\xff" * size, self._chance.randbytes(size)))
+
+        return self._change_unit(damaged)
 
     def unit_bit(self) -> str:
         def flipped(unit: bytes) -> bytes:
-            data, at = bytearray(unit), self._chance.choice((5, 6, 7, 10, 11, self._chance.randrange(len(unit))))
+            data, layout = bytearray(unit), BATCH_UNIT if len(unit) == BATCH_UNIT.size else UNIT
+            field = self._chance.choice(layout.dtype.names)
+            last = layout.dtype.fields[field][1] + layout.dtype[field].itemsize - 1
+            at = self._chance.choice((last, self._chance.randrange(layout.dtype.fields[field][1], last + 1)))
             data[at] ^= 1 << self._chance.randrange(8)
             return bytes(data)
 
@@ -248,6 +255,7 @@ class Commands:
 
     def __init__(self, store: Store, chance: random.Random) -> None:
         self.root, self._kind, self._chance, self._generations = store.root, store.kind, chance, store.generations
+        self._may_count = not store.has_moved  # the queue may have been renamed
         self.told: list[str] = []
         self.stated: set[tuple[Key, int]] = set()
         """Places that were named as lost or missing."""
@@ -255,8 +263,11 @@ class Commands:
         """Log offsets of the records that a repair named and set aside."""
         self.put_messages: dict[Key, dict[int, Known]] = {}
         self.is_repaired = False
+        self.is_counted = False
+        """Whether the first that was done about the damage was a repair: it has to name each message."""
 
     def run(self, order: str) -> None:
+        self.is_counted = self._may_count and "repair" in order and "rebuild" not in order.partition("repair")[0]
         for name in order.split(", "):
             try:
                 getattr(self, name.replace(" ", "_"))()
@@ -394,7 +405,17 @@ def _compare(store: Store, commands: Commands, told: list[str]) -> None:
                 is_stated = (key, number) in commands.stated or is_torn
                 if number in put and not is_stated:
                     raise Lost(f"{key}: {number} was given again")
+                is_newest = known.commit_log_offset == max(store.records)  # damaged, it looks torn
+                is_known = is_hit or store.generations == 1  # else served is what had the place before
+                if commands.is_counted and commands.is_repaired and is_known and not is_stated and not is_newest:
+                    raise Undetected(f"{key} lacks {number}, and repair did not count it")
             live = store.content.queues[key]
+            is_counted = commands.is_counted and not store.is_exchanged  # else ends may be kept out of caution
+            for number in [number for one, number in commands.stated if one == key and is_counted]:
+                if number in live and found.get(number) == live[number]:
+                    raise WrongPrefix(f"{key} serves {number}, and repair counted it as lost")
+                if store.generations == 1 and number not in live.keys() | put.keys():
+                    raise WrongPrefix(f"{key}: repair counted {number} as lost, which was not put")
             if store.hit.issuperset(known.commit_log_offset for known in live.values()) and served & store.hit:
                 continue  # it says that it goes on from the deleted ones
             for number in found.keys() - live.keys() - put.keys():  # a queue that has no unit is filled from the log

@@ -302,13 +302,12 @@ class BatchQueue:
         last, count = BATCH_UNIT.unpack(units, len(units) - _SIZE), len(units) // _SIZE
         self._end, self.end_offset = self._end + count, last.base_offset + last.batch_size  # both or none: no call
 
-    def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
-        """Keep offsets up to `queue_offset` from being given again: their messages were lost. The units lead to the
-        record before, or to `place`, as those of a `ConsumeQueue`."""
+    def keep_end(self, queue_offset: int, place: tuple[int, int], first: int) -> None:
+        """Keep offsets up to `queue_offset` from being given again, as that of a `ConsumeQueue`."""
         last = self.newest()
         units = self.gap_units(last, queue_offset)
         if last is None and not units:
-            self.end_offset = max(self.end_offset, queue_offset - 1)
+            self.end_offset = max(self.end_offset, first)
             last = BATCH_UNIT.record(*place, 0, 0, self.end_offset, 0, BATCH_COMPACTED_OFFSET, 0)
             units = lost_units(last, queue_offset)
         if units:

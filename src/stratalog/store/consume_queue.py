@@ -245,11 +245,11 @@ class ConsumeQueue:
             self.first_offset <= queue_offset < self.end_offset and self._stored(queue_offset)[0] == commit_log_offset
         )
 
-    def keep_end(self, queue_offset: int, place: tuple[int, int]) -> None:
+    def keep_end(self, queue_offset: int, place: tuple[int, int], first: int) -> None:
         """Keep offsets up to `queue_offset` from being given again: their messages were lost. At least one unit says
-        so, at the end of a file, too."""
+        so, at the end of a file, too; where no other is left, those from the offset `first` on."""
         if self.last_unit() is None:
-            self.skip_to(queue_offset - 1, None)
+            self.skip_to(first, None)
         self.skip_to(queue_offset, place)
 
     def _place_before_end(self) -> tuple[int, int] | None:

@@ -332,7 +332,10 @@ def recover(
                 )
             else:
                 is_quiet = log.first_offset and not report.quarantined  # its messages expired
-                queue.keep_end(given, (log.first_offset - 1, 2) if is_quiet else _unused_place(log))
+                place, first = (log.first_offset - 1, 2) if is_quiet else _unused_place(log), given - 1
+                if one.begin and may_be_lost(given - one.begin.queue_offset, lost_size, in_batches=in_batches):
+                    first = min(first, one.begin.queue_offset)
+                queue.keep_end(given, place, first)
     for queue in queues:
         queue.cut()
     led = {
@@ -451,8 +454,9 @@ def is_intact(
 
 def _unused_place(log: CommitLog) -> tuple[int, int]:
     """A place without a message for the units of a queue that lost all it had: over the end of a log file, before all
-    that will be put. RocketMQ passes over it, and over what else lies in that file."""
-    return max(0, (int(log.files[-1].path.name) if log.files else 0) - 1), 2
+    that will be put. RocketMQ passes over it, and over what else lies in that file. It reaches further than that of
+    expired messages."""
+    return max(0, (int(log.files[-1].path.name) if log.files else 0) - 1), 3
 
 
 def _presume_end(log: CommitLog, end_offset: int, vouched_end: int | None) -> None:

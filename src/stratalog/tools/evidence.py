@@ -406,7 +406,7 @@ class Evidence:
         is_gone = ~is_lost & (offsets < log_begin)
         queue.gone_end = _end_of_joined(numbers[is_gone], ends[is_gone])
         # Those that follow expired messages were lost; others say where a queue of expired messages ends.
-        is_in_log = is_lost & ((offsets >= log_begin) | ((numbers >= queue.gone_end) & (queue.gone_end > 0)))
+        is_in_log = is_lost & ((offsets + sizes > log_begin + 1) | ((numbers >= queue.gone_end) & (queue.gone_end > 0)))
         queue.lost_numbers = list(zip(numbers[is_in_log].tolist(), ends[is_in_log].tolist(), strict=True))
         self.gone_count += int(np.maximum(counts, 1)[is_gone].sum()) if not is_light(queue.key[0]) else 0
         self._support(queue, *(column[is_lost & ~is_gone] for column in (numbers, offsets, counts)))

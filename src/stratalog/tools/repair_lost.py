@@ -754,6 +754,7 @@ class Lost:
         """Messages [low, high), whose records stood between two log offsets: in the ranges there, where there is
         room. Those whose place is known divide them."""
         first, last = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        first -= self._at(begin) == first - 1  # a queue may begin within a range
         taken = self._taken[queue.key]
         at = bisect_left(taken, (low, 0, 0))
         low = max(low, min(taken[at - 1][1], high)) if at else low
