@@ -333,8 +333,8 @@ def recover(
             else:
                 is_quiet = log.first_offset and not report.quarantined  # its messages expired
                 place, first = (log.first_offset - 1, 2) if is_quiet else _unused_place(log), given - 1
-                if one.begin and may_be_lost(given - one.begin.queue_offset, lost_size, in_batches=in_batches):
-                    first = min(first, one.begin.queue_offset)
+                if one.begin and may_be_lost(given - one.begin[0], lost_size, in_batches=in_batches):
+                    first = min(first, one.begin[0])
                 queue.keep_end(given, place, first)
     for queue in queues:
         queue.cut()
