@@ -410,6 +410,29 @@ def test_damage_brings_no_deleted_message_back(
             assert set(lacking) <= {place} or no_unit, f"{queue} lacks what stands at {lacking}, not {place}"
 
 
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("count", [1, 2, FEWER])
+@pytest.mark.parametrize("old", [2, OLD])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
+    kind: Kind, old: int, count: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """Its end is zeros, from the first message of the second topic on: only units lead there."""
+    root = tmp_path / "store"
+    content = made(kind, root, 2 * count, old=2 * old)
+    STATES[state](root)
+    begin = min(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
+    for path in (root / "commitlog").iterdir():
+        data, at = path.read_bytes(), max(0, begin - int(path.name))
+        path.write_bytes(data[:at] + bytes(len(data[at:])))
+    reports = walked(kind, root, road)
+    assert any(reports.texts) or reports.stated
+    with kind.open(root, mode="r") as store:
+        assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
+
+
 def walked(kind: Kind, root: Path, road: str) -> Reports:
     """What is said on the way; refusals are reports, too."""
     reports = Reports()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light_places
-from stratalog.layout.message import HEAD, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
@@ -140,7 +140,7 @@ def live_begins(
         for key, units in queues.items()
     }
     counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
-    for key in [key for key, units in queues.items() if _are_lost(units, walk)]:
+    for key in [key for key, units in queues.items() if _are_lost(key, units, walk)]:
         counting[key][0] = True
     changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk)]
     for key in _without_led(changed, queues, walk, root, disk) if changed else ():
@@ -181,13 +181,19 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     return walk.damage_at(unit.commit_log_offset) is not None and not walk.is_one_bit_off(key, unit)
 
 
-def _are_lost(units: Sequence[LiveUnit], walk: "_Walk") -> bool:
-    """Whether several first units lead to messages that follow each other after the log's end: a crash took them."""
-    follow = [
+def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
+    """Whether the first units lead to messages after the log's end, which a crash took or damage: several that follow
+    each other, or the only one of a queue that had more messages before."""
+    if not units or units[0].commit_log_offset < walk.end:
+        return False
+    if len(units) == 1:
+        before = [own for own in walk.of_queue[key] if own.begin >= units[0].queue_offset]
+        is_inside = units[0].size >= FIXED_SIZE_V1 and units[0].commit_log_offset + units[0].size <= walk.limit
+        return is_inside and len(before) > 1 and not walk.is_one_bit_off(key, units[0])
+    return all(
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
-    ]
-    return bool(follow) and all(follow) and units[0].commit_log_offset >= walk.end
+    )
 
 
 def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> bool:
@@ -263,6 +269,7 @@ class _Walk:
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
         self.end = 0
         """Log offset after the last whole record that was seen."""
+        self.limit = int(log[-1].path.name) + log[-1].size
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
         self._ids = np.array(sorted({queue_id for _, queue_id in keys}))
