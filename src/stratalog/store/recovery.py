@@ -317,10 +317,11 @@ def recover(
             is_told = clean or dropped.record is not None
         if is_told and queue.end_offset < one.given_end <= queue_offset_limit(end) and not is_known:
             given = max(given, one.given_end)
+            has_record = dropped is None or dropped.record is not None
+            led_to = "a message that names another place" if has_record else "a place without a whole record"
             dispatcher.notes.append(
-                f"{queue.topic}/{queue.queue_id}: its newest unit led to a message that names another place. The "
-                "record was damaged since it was put, or the files are another queue's. Offset "
-                f"{one.given_end - 1:,} is not given again here"
+                f"{queue.topic}/{queue.queue_id}: its newest unit led to {led_to}. The record was damaged since it was "
+                f"put, or the files are another queue's. Offset {one.given_end - 1:,} is not given again here"
             )
         if queue.end_offset < given:
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset
