@@ -410,6 +410,20 @@ def test_damage_brings_no_deleted_message_back(
             assert set(lacking) <= {place} or no_unit, f"{queue} lacks what stands at {lacking}, not {place}"
 
 
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_where_a_queue_begins_is_known_after_its_only_message_went_elsewhere(
+    kind: Kind, state: str, tmp_path: Path
+) -> None:
+    content = made(kind, tmp_path, 2)
+    STATES[state](tmp_path)
+    change(tmp_path, content.queues[kind.queues[0]][0].commit_log_offset, "topic")
+    assert repair(plan_repair(tmp_path, settings=settings_of(kind))).ok
+    assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+    with kind.open(tmp_path) as store:
+        assert set(read_on(store.queue(*kind.queues[0]))[0]) <= {0}
+
+
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)

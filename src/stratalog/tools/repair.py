@@ -18,7 +18,7 @@ from stratalog.layout.light import is_light
 from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE, STAGING, UNFINISHED_COPY
 from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk
 from stratalog.store.os_errors import refusing
-from stratalog.store.snapshot import is_ours, keep_ends
+from stratalog.store.snapshot import is_ours, keep_ends, make_ours
 from stratalog.store.topics import Topics
 from stratalog.tools.copying import copy_file, copy_tree, unshare
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links
@@ -156,6 +156,8 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
             rebuilt = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True, mended=mended)
     if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
+    if rebuilt and not is_ours(root, disk):
+        make_ours(root, disk)
     return rebuilt
 
 
