@@ -109,7 +109,7 @@ def test_a_queue_that_lost_all_it_had_leads_nowhere_and_goes_on(folder: Path) ->
         assert (queue.min_offset, queue.max_offset, list(queue.read())) == (1, 1, [])
         newest = int(log_files(root)[-1].name)
         data = queue_files(root, LOST_QUEUE, 0)[0].read_bytes()
-        assert UNIT.unpack(data) == (newest - 1, 2, LOST_TAGS_CODE)  # over the end of the file before
+        assert UNIT.unpack(data) == (newest - 1, 3, LOST_TAGS_CODE)  # over the end of the file before
         assert store.put(LOST_QUEUE, b"next").queue_offset == 1
         assert [message.queue_offset for message in queue.read()] == [1]
 

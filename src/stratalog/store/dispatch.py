@@ -27,7 +27,7 @@ from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.batch_queue import BatchQueue
+from stratalog.store.batch_queue import BatchQueue, lost_units
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
@@ -416,6 +416,9 @@ class Dispatcher:
         if ahead > 0 and (last or is_lost):
             self._note_gap(queue, newest, end, message.queue_offset)
         waiting += queue.gap_units(last, message.queue_offset, before=offset, ahead=unit_count)
+        if not last and (first := self._lost_begin(queue, offset, message.queue_offset)) is not None:
+            led_to = offset, message.store_size, 0, message.store_timestamp
+            waiting += lost_units(BATCH_UNIT.record(*led_to, first, 0, BATCH_COMPACTED_OFFSET, 0), message.queue_offset)
         waiting += BATCH_UNIT.struct.pack(
             offset, message.store_size, string_hash(message.tags or ""), message.store_timestamp,
             message.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
@@ -482,10 +485,23 @@ class Dispatcher:
             if is_lost and not newest:
                 self._note_gap(queue, 0, 0, queue_offset)
             is_lost = is_lost and self._table.rows[row][QUEUE_KIND] != QueueKind.SCHEDULE
+            if not newest and (first := self._lost_begin(queue, commit_log_offset, queue_offset)) is not None:
+                queue.skip_to(first, None)
+                is_lost = True
             size = self._log.message(commit_log_offset).store_size
             queue.skip_to(queue_offset, (commit_log_offset, size) if is_lost else None, before=commit_log_offset)
         self._table.rows[row][QUEUE_NEXT_OFFSET] = queue_offset
         return True
+
+    def _lost_begin(self, queue: UnitQueue, commit_log_offset: int, queue_offset: int) -> int | None:
+        """The first offset of a queue if its messages in front of the first whole record were lost: older ones expired.
+        None where none were."""
+        begin = self.begins.get((queue.topic, queue.queue_id)) if self._log.first_offset else None
+        if begin is None or not begin.queue_offset < queue_offset or begin.commit_log_offset >= commit_log_offset:
+            return None
+        lost_size = commit_log_offset - begin.commit_log_offset
+        is_near = may_be_lost(queue_offset - begin.queue_offset, lost_size, in_batches=isinstance(queue, BatchQueue))
+        return begin.queue_offset if is_near else None
 
     def _note_gap(self, queue: UnitQueue, newest: int, begin: int, end: int) -> None:
         """Note that no record has the queue offsets [begin, end), unless damage after that log offset explains it."""
