@@ -1,6 +1,7 @@
 """Topics that RocketMQ deleted and created again: the log holds messages of both, the queues those of the second."""
 
 import contextlib
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -576,6 +577,34 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
         found, errors, _ = read_on(store.queue(*key))
         assert found == content.queues[key] or any(filter(None, reports.texts)) or errors or store.recovery.warning
         assert damaged != "unit" or count == 1 or found == content.queues[key]
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
+@pytest.mark.parametrize("what", ["ones", "noise", *(f"bit {bit}" for bit in (*range(8, 20), 32, 63))])
+@pytest.mark.parametrize("count", [2, FEWER])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("plain", "extended", "batch")], ids=str)
+def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_message(
+    kind: Kind, count: int, what: str, road: str, state: str, tmp_path: Path
+) -> None:
+    """It is in front of the first unit that leads into the log; `what` is a bit of its log offset."""
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, 2 * count)
+    STATES[state](root)
+    path, size = kind.files(root, key)[0], kind.layout.size
+    data = bytearray(path.read_bytes())
+    if what.startswith("bit"):
+        bit = int(what.split()[1])
+        data[kind.layout.position("commit_log_offset") + 7 - bit // 8] ^= 1 << bit % 8
+    else:
+        data[:size] = b"\xff" * size if what == "ones" else random.Random(count).randbytes(size)
+    path.write_bytes(data)
+    walked(kind, root, road)
+    with kind.open(root) as store:
+        found, _, _ = read_on(store.queue(*key))
+        assert found == content.queues[key]
+    assert "repaired" not in road or verify(root, settings=settings_of(kind)).ok
 
 
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])

@@ -18,6 +18,7 @@ agree with its record as well: it may be the torn rest of one.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from stratalog.errors import CorruptData
@@ -41,6 +42,7 @@ from stratalog.store.queue_begin import (
     QueueKey,
     first_units,
     has_place,
+    is_expired,
     live_begins,
     says_twice,
 )
@@ -247,7 +249,14 @@ def begins_of(
         if number < queue.end_offset:
             commit_log_offset, size, _ = queue.unit(number)
             record = leads_to_record(log, (commit_log_offset, size))
-            is_first = not number or (log.first_offset and queue.first_offset < number)
+            is_first = not number or (
+                log.first_offset
+                and queue.first_offset < number
+                and is_expired(
+                    queue.unit(number - 1), (queue.topic, queue.queue_id), number, commit_log_offset, log.first_offset,
+                    partial(_record_at, log),
+                )
+            )  # fmt: skip
             if record and is_first and has_place(record, queue.topic, queue.queue_id, number):
                 found[queue.topic, queue.queue_id] = QueueBegin(number, commit_log_offset)
                 continue

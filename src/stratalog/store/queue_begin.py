@@ -7,7 +7,7 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import find_property
-from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
+from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.disk import Disk, MappedFile
@@ -114,16 +114,38 @@ def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
         yield from map(LiveUnit, *(column[led].tolist() for column in columns), repeat(layout is BATCH_UNIT))
 
 
-def follows_another(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> bool:
-    """Whether another unit was written in front of one."""
-    before = b""
+def unit_before(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> tuple[int, int, int] | None:
+    """commit_log_offset, size and tags code of the unit that was written in front of one; None where none was."""
+    before = None
     for _, units in _stored(directory, layout, disk):
         at = np.flatnonzero(units["commit_log_offset"] == unit.commit_log_offset)
+        place = int(at[0]) if at.size else len(units)
+        if place:
+            before = units[place - 1].tolist()
         if at.size:
-            before = units[at[0] - 1].tobytes() if at[0] else before
             break
-        before = units[-1].tobytes() if len(units) else b""
-    return bool(before.strip(b"\0"))
+    return before[:3] if before else None
+
+
+def is_expired(
+    unit: tuple[int, int, int], key: QueueKey, end: int, first: int, log_begin: int,
+    record_at: Callable[[int], Record | None],
+) -> bool:  # fmt: skip
+    """Whether the unit before a queue's first one that leads into the log, to log offset `first`, is of an expired
+    message or stands in front of all. Not so if a record that ends at queue offset `end` is one bit of the log offset
+    away: the unit was damaged."""
+    place, size, tags_code = unit
+    if is_filler(size, tags_code):
+        return True
+    if size <= 0 or not 0 <= place < log_begin:
+        return False
+    turned = (place ^ 1 << bit for bit in range(first.bit_length()))
+    for record in (record_at(one) for one in turned if log_begin <= one < first):
+        if record and record.total_size == size:
+            count = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+            if has_place(record, *key, end - count):
+                return False
+    return True
 
 
 def live_begins(

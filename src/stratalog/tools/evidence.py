@@ -35,9 +35,10 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
-    follows_another,
     has_place,
+    is_expired,
     live_begins,
+    unit_before,
     written_units,
 )
 from stratalog.store.queue_set import has_light_queues
@@ -497,9 +498,13 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                 units = first_units(directory, layout, log_begin, disk)
             if units:
                 first, record = units[0], record_at(root, units[0].commit_log_offset, disk)
+                before = unit_before(directory, layout, first, disk) if log_begin and first.queue_offset else None
                 is_first = not first.queue_offset or (
-                    log_begin > 0 and follows_another(directory, layout, first, disk)
-                )  # fmt: skip
+                    before is not None
+                    and is_expired(
+                        before, (topic, queue_id), *first[:2], log_begin, lambda at: record_at(root, at, disk)
+                    )
+                )
                 if record and is_first and has_place(record, topic, queue_id, first.queue_offset):
                     found[topic, queue_id] = QueueBegin(*first[:2])
                 else:

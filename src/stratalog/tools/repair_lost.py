@@ -169,9 +169,10 @@ class Judge:
                 removed[queue.key].append(at)
         for key, places in removed.items():
             queue = self._evidence.queues[key]
+            end = int(queue.ends[places].max())
             queue.remove(places)
-            if not len(queue.offsets):  # its units for lost messages were made for these records
-                queue.lost_numbers = []
+            if not len(queue.offsets):  # units for lost messages in front of them were made for these records
+                queue.lost_numbers = [one for one in queue.lost_numbers if one[0] >= end]
         for queue, (offset, size, *_) in outcast:
             holes = None if offset in contested else queue  # nobody knows which of the two is wrong
             self._propose(offset, size, self._claims_at(offset, size), holes, is_damaged=False)
