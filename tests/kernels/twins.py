@@ -25,7 +25,6 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import (
-    CRC32,
     CRC_PROPERTY_SIZE,
     DELAY,
     KEYS,
@@ -35,6 +34,7 @@ from stratalog.layout.properties import (
     split_keys,
 )
 from stratalog.layout.queue import UNIT
+from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import HOSTS_MASK, Transaction, enters_queue, transaction_of
 
 INT_MAX = 2**31 - 1
@@ -67,8 +67,9 @@ def check(data: bytes, position: int, base_offset: int, *, verify: bool) -> tupl
         return ScanStatus.BAD_LENGTHS, 0
     if base_offset >= 0 and head.commit_log_offset != base_offset + position:
         return ScanStatus.BAD_OFFSET, 0
-    if verify and PROPERTIES_LENGTH.unpack(rest[topic_length.size + topic_size :]).size >= CRC_PROPERTY_SIZE:
-        state = record_crc_state(record)
+    properties = rest[topic_length.size + topic_size + PROPERTIES_LENGTH.size :]
+    if verify and len(properties) >= CRC_PROPERTY_SIZE:
+        state = record_crc_state(record, properties)
         if state is not None:
             return (None, head.total_size) if state else (ScanStatus.BAD_RECORD_CRC, 0)
     if verify and body and crc_of(body) != head.body_crc & 0xFFFFFFFF:
@@ -76,12 +77,12 @@ def check(data: bytes, position: int, base_offset: int, *, verify: bool) -> tupl
     return None, head.total_size
 
 
-def record_crc_state(record: bytes) -> bool | None:
+def record_crc_state(record: bytes, properties: bytes) -> bool | None:
     """Whether the record CRC holds; None without one."""
     covered, tail = record[:-CRC_PROPERTY_SIZE], record[-CRC_PROPERTY_SIZE:]
     shape = re.fullmatch(rb"(.{8})\x01([0-9]{10})\x02", tail, re.DOTALL)
     fits = shape is not None and int(shape[2][::-1]) == crc_of(covered)
-    if tail.startswith(CRC32.encode()):
+    if has_record_crc(properties):
         return fits
     return False if fits else None
 

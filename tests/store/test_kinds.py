@@ -11,10 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import stratalog
 from store.kinds import (
     BATCH,
     EXTENDED,
     KINDS,
+    LIGHT_KIND,
     PLAIN,
     QUEUE_FILE_UNITS,
     SIZES,
@@ -25,6 +27,7 @@ from store.kinds import (
     read_on,
     trees,
 )
+from store.model import QUIET
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage, StoreLocked
 from stratalog.layout.light import MULTI_DISPATCH
@@ -467,3 +470,16 @@ def test_a_queue_may_begin_anywhere_in_its_file_after_retention_and_a_kill(
                 live = {at: known for at, known in messages.items() if known.commit_log_offset >= int(log[1].name)}
                 assert read_on(store.queue(*key)) == (live, [], set())
                 assert store.queue(*key).min_offset == min(live)
+
+
+@pytest.mark.parametrize("state", ["closed", "killed"])
+def test_lost_directories_of_light_queues_are_built_again_without_their_settings(state: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    content = LIGHT_KIND.made(root)
+    for directory in (root / "consumequeue").glob("%LMQ%*"):
+        shutil.rmtree(directory)
+    if state == "killed":
+        (root / ABORT).touch()
+    stratalog.open(root, **SIZES, **QUIET).close()
+    with LIGHT_KIND.open(root) as store:
+        assert {key: read_on(store.queue(*key))[0] for key in LIGHT_KIND.queues} == content.queues

@@ -789,3 +789,12 @@ def test_deleted_messages_that_stand_in_place_of_damaged_ones_are_told_after_a_c
     reports = Reports()
     getattr(reports, road)(kind, root)
     assert any("later than at the last clean stop: 1" in text for text in reports.texts)
+
+
+def test_verify_names_the_messages_whose_places_deleted_ones_took(tmp_path: Path) -> None:
+    key, kind = LIGHT_KIND.queues[0], LIGHT_KIND
+    content = made(kind, tmp_path, 8)
+    shutil.rmtree(kind.directory(tmp_path, key))
+    repair(plan_repair(tmp_path, settings=settings_of(kind)))
+    notes = [note for note in verify(tmp_path, settings=settings_of(kind)).notes if "another one has" in note]
+    assert [note.split(": ")[1].split(",")[0] for note in notes] == [str(len(content.queues[key]))]

@@ -3,6 +3,7 @@
 from stratalog.kernels.crc32 import body_crc
 from stratalog.kernels.jit import kernel, part
 from stratalog.kernels.memory import load_i32, load_i64, load_u8, store_u8
+from stratalog.kernels.record import find_byte, properties_of
 from stratalog.layout.message import HEAD
 from stratalog.layout.properties import (
     CRC32,
@@ -39,6 +40,20 @@ def _number_at(address: int) -> int:
 
 
 @part
+def _is_name_of_crc(record: int, tail: int, end: int) -> bool:
+    """Whether a CRC's name at `tail` is a property's whole name, or was before one byte at its ends was damaged. It may
+    also be a part of a longer name, or of a value."""
+    begin, _ = properties_of(record)
+    ends_there = load_u8(tail + _NAME_SIZE) == NAME_END_BYTE
+    if tail == begin or load_u8(tail - 1) == VALUE_END_BYTE:
+        return ends_there or find_byte(tail + _NAME_SIZE, end, NAME_END_BYTE) == end
+    place = tail - 1
+    while place >= begin and load_u8(place) != NAME_END_BYTE and load_u8(place) != VALUE_END_BYTE:
+        place -= 1
+    return ends_there and place >= begin and load_u8(place) == NAME_END_BYTE
+
+
+@part
 def record_crc_state(record: int, size: int) -> int:
     """ABSENT, HOLDS or BROKEN for a record of `size` bytes whose properties are long enough to end with a CRC.
 
@@ -46,7 +61,7 @@ def record_crc_state(record: int, size: int) -> int:
     CRC: then the name is what was damaged.
     """
     tail, end = record + size - _TAIL_SIZE, record + size
-    is_named = load_i64(tail) == _NAME
+    is_named = load_i64(tail) == _NAME and _is_name_of_crc(record, tail, end)
     if load_u8(tail + _NAME_SIZE) != NAME_END_BYTE or load_u8(end - 1) != VALUE_END_BYTE:
         return BROKEN if is_named else ABSENT
     number = _number_at(tail + _DIGITS_AT)

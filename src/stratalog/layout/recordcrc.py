@@ -4,8 +4,8 @@
 
 It covers the record from its first byte to the start of these 20, with its final offsets and store time. In the tier
 it no longer holds, because the copy has another commit_log_offset. A record has one when the last 20 bytes of its
-properties bear its name: a CRC that came along with the properties of another record stands further in front (a broker
-orders properties by hash, and the names that it adds itself come behind).
+properties are a property of that name: a CRC that came along with the properties of another record stands further in
+front (a broker orders properties by hash, and the names that it adds itself come behind).
 """
 
 import re
@@ -58,5 +58,11 @@ def with_crc_name(record: bytes) -> bytes:
 
 
 def has_record_crc(properties: bytes) -> bool:
-    """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it."""
-    return properties[-CRC_PROPERTY_SIZE:].startswith(CRC32.encode()) and len(properties) >= CRC_PROPERTY_SIZE
+    """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it (a name's part,
+    or a value's, is none)."""
+    tail, before = properties[-CRC_PROPERTY_SIZE:], properties[:-CRC_PROPERTY_SIZE]
+    if len(tail) < CRC_PROPERTY_SIZE or not tail.startswith(CRC32.encode()):
+        return False
+    if not before or before.endswith(_END):
+        return tail.startswith(CRC_LEAD) or NAME_END.encode() not in tail
+    return tail.startswith(CRC_LEAD) and NAME_END.encode() in before.rpartition(_END)[2]

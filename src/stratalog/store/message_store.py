@@ -203,6 +203,8 @@ class MessageStore(Uncopied):
         untouched, damages, noted = load_queues(
             self.root, self._disk, self._dispatcher, self.log, checkpoint.seal, lock=trusted, is_known=is_known
         )
+        if any(is_light(one.topic) for one in noted):  # though their directories may be lost
+            self.queue_set.has_light_queues = self.queue_set.has_special = True
         sealed = dict[tuple[str, int], int]()
         with contextlib.suppress(OSError):  # for a note only
             sealed = sealed_ends(self.root, self._disk) if clean and is_known and not untouched else sealed

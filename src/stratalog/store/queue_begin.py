@@ -7,7 +7,7 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -164,7 +164,8 @@ def live_begins(
     counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
     for key in [key for key, units in queues.items() if _are_lost(key, units, walk)]:
         counting[key][0] = True
-    changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk)]
+    lights = set(filter(is_light, disk.directories(root / CONSUME_QUEUE)))
+    changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk, lights)]
     for key in _without_led(changed, queues, walk, root, disk) if changed else ():
         counting[key][0] = True
     for key, units in queues.items():
@@ -211,14 +212,16 @@ def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
     if len(units) == 1:
         before = [own for own in walk.of_queue[key] if own.begin >= units[0].queue_offset]
         is_inside = units[0].size >= FIXED_SIZE_V1 and units[0].commit_log_offset + units[0].size <= walk.limit
-        return is_inside and len(before) > 1 and not walk.is_one_bit_off(key, units[0])
+        return is_inside and bool(before) and not walk.is_one_bit_off(key, units[0])
     return all(
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
     )
 
 
-def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> bool:
+def _may_be_changed(
+    key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk", lights: Set[str]
+) -> bool:  # fmt: skip
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
     changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
     there, without a record of the first one's place in between, or there is none, and the record does not go on from
@@ -227,7 +230,8 @@ def _may_be_changed(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
         return False
-    if is_light(key[0]) and light_offset(record.properties, key[0]) < 0:  # two light queues may share what follows
+    named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
+    if key[0] not in named and not lights.isdisjoint(named):  # two light queues may share what follows
         return False
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
@@ -299,7 +303,7 @@ class _Walk:
         for file in log:
             if int(file.path.name) > max(led_to, default=-1):
                 break
-            for base, positions in self._whole_records(file):
+            for base, positions in self._whole_records(file, is_last=file is log[-1]):
                 for position in positions[np.isin(base + positions, asked)].tolist():
                     self.records[base + position] = decode_record(file.view.data, position, verify=False)
                 self._take(file, base, positions)
@@ -320,7 +324,7 @@ class _Walk:
         """Log offsets of the whole records that say they have a queue offset."""
         return [own.commit_log_offset for own in self.of_queue[key] if own.begin == queue_offset]
 
-    def _whole_records(self, file: MappedFile) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def _whole_records(self, file: MappedFile, *, is_last: bool) -> Iterator[tuple[int, NDArray[np.int64]]]:
         positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
         position, base = 0, int(file.path.name)
         while 0 <= position < file.size:
@@ -334,7 +338,7 @@ class _Walk:
                 if position >= 0:
                     self._damages.append((base + stop, base + position))
                 elif not closes_file(file, stop, base):
-                    self._damages.append((base + stop, base + written_end(file, stop)))
+                    self._damages.append((base + stop, base + (written_end(file, stop) if is_last else file.size)))
 
     def _take(self, file: MappedFile, base: int, positions: NDArray[np.int64]) -> None:
         heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]

@@ -243,6 +243,8 @@ def recover(
             key = one.topic, one.queue_id
             if one.begin and begins.get(key) != one.begin:
                 doubtful[key] = QueueBegin(*one.begin)
+        for key, begin_at in doubtful.items():  # what is put after the end is the queue's in any case
+            doubtful[key] = begin_at._replace(commit_log_offset=min(begin_at.commit_log_offset, end))
         begins |= doubtful
         newest = {queue: queue.newest_units(1) for queue in queues}
         ends = {
@@ -278,8 +280,7 @@ def recover(
         dispatcher.displaced = {
             one.record.commit_log_offset for one in (torn or {}).values() if one.is_displaced and one.record
         }
-        for key, begins_at in begins.items():  # what is put after the end is the queue's in any case
-            dispatcher.begins[key] = begins_at._replace(commit_log_offset=min(begins_at.commit_log_offset, end))
+        dispatcher.begins |= begins
         dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
             queue.rewind(min(kept_end, end))
@@ -346,7 +347,10 @@ def recover(
     led |= {queue: one[:2] for queue, one in (torn or {}).items()}
     ahead = [
         one for queue, one in ends.items()
-        if (queue.end_offset < one.known_end and (torn is not None or one.given_end < one.known_end))
+        if (
+            queue.end_offset < one.known_end
+            and (torn is not None or one.given_end < one.known_end or led.get(queue, (0, -1))[1] >= end)
+        )
         or _is_lost(log, queue, *led.get(queue, (0, 0)), end)
     ]  # fmt: skip
     if ahead and not beside_writer:

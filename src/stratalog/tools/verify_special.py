@@ -42,6 +42,8 @@ class _Expected:
         self.begin: QueueBegin | None = None
         self.end = self.newest = 0
         """The queue offset after the last unit's, and that unit's log offset."""
+        self.left_out: list[int] = []
+        """Log offsets of the records whose place another one has."""
 
 
 class SpecialQueues:
@@ -109,6 +111,8 @@ class SpecialQueues:
             self._take_gap((topic, LIGHT_QUEUE_ID), queue, queue_offset, queue_offset + 1, record)
             queue.numbers.append(queue_offset)
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
+        else:
+            queue.left_out.append(record.commit_log_offset)
 
     def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
         """The next record of a queue has the offsets [first, end)."""
@@ -137,6 +141,11 @@ class SpecialQueues:
         """Compare what was collected with what stands in the files."""
         report = self._report
         for (topic, queue_id), queue in sorted(self._queues.items()):
+            if queue.left_out:
+                report.notes.append(
+                    f"messages whose offset in {topic}/{queue_id} another one has: {len(queue.left_out):,}, the first "
+                    f"at log offset {queue.left_out[0]:,}; they are only in their own queues"
+                )
             counts = report.queue_count, report.unit_count, report.units_behind, report.gone_count
             found = self._compare((topic, queue_id), queue)
             if found and report.is_live:  # a writer may have been writing there: what is wrong is so twice
