@@ -150,6 +150,8 @@ class IndexTwin:
         begin, _, begin_offset, _, used, number = self.header
         if self.is_full:
             return False
+        if store_timestamp <= 0:
+            store_timestamp = self.header[1]
         key_hash = index_key_hash(string_hash(key))
         slot = key_hash % len(self.slots)
         previous = self.slots[slot] if 0 < self.slots[slot] <= number else 0
@@ -159,7 +161,9 @@ class IndexTwin:
         self.items[number] = (key_hash, commit_log_offset, seconds, previous)
         self.slots[slot] = number
         if number <= 1:
-            begin, begin_offset = store_timestamp, commit_log_offset
+            begin_offset = commit_log_offset
+        if number <= 1 or begin <= 0:
+            begin = store_timestamp
         used += previous == 0
         self.header = [begin, store_timestamp, begin_offset, commit_log_offset, used, number + 1]
         return True

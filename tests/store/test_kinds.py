@@ -472,14 +472,11 @@ def test_a_queue_may_begin_anywhere_in_its_file_after_retention_and_a_kill(
                 assert store.queue(*key).min_offset == min(live)
 
 
-@pytest.mark.parametrize("state", ["closed", "killed"])
-def test_lost_directories_of_light_queues_are_built_again_without_their_settings(state: str, tmp_path: Path) -> None:
+def test_lost_directories_of_light_queues_are_built_again_without_their_settings(tmp_path: Path) -> None:
     root = tmp_path / "store"
     content = LIGHT_KIND.made(root)
     for directory in (root / "consumequeue").glob("%LMQ%*"):
         shutil.rmtree(directory)
-    if state == "killed":
-        (root / ABORT).touch()
     stratalog.open(root, **SIZES, **QUIET).close()
     with LIGHT_KIND.open(root) as store:
         assert {key: read_on(store.queue(*key))[0] for key in LIGHT_KIND.queues} == content.queues

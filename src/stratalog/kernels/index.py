@@ -140,8 +140,11 @@ def _put(
     commit_log_offset: int,
     store_timestamp: int,
 ) -> None:
-    """Enter one item; there must be room (IndexFile.putKey)."""
+    """Enter one item; there must be room (IndexFile.putKey). A record whose time was damaged to 0 or less, which no
+    store gives, gets the time of the one before: queries pass over a file by the times of its header."""
     key_hash, number = key_hash_of(hash_code), header[HEADER_NEXT_ITEM]
+    if store_timestamp <= 0:
+        store_timestamp = header[HEADER_END_TIMESTAMP]
     slot = index_address + _SLOTS + _SLOT_SIZE * (key_hash % slot_count)
     previous = load_i32(slot)
     if previous < 0 or previous > number:
@@ -156,6 +159,7 @@ def _put(
     store_i32(slot, number)
     if number <= 1:
         header[HEADER_BEGIN_OFFSET] = commit_log_offset
+    if number <= 1 or begin <= 0:
         header[HEADER_BEGIN_TIMESTAMP] = store_timestamp
     header[HEADER_USED_SLOTS] += previous == 0
     header[HEADER_NEXT_ITEM] = number + 1

@@ -510,11 +510,11 @@ def _leads_in(dispatcher: Dispatcher, log: CommitLog) -> bool:
 
 def _has_right_times(log: CommitLog, index: Index) -> bool:
     """Whether the headers of the index files have the times of the records in their first and last items: a query
-    passes over files of other times."""
+    passes over files of other times. No record has a time of 0 or less but by damage."""
     return not any(
         log.first_offset <= offset < log.end_offset
         and is_record(log, offset)
-        and log.message(offset).store_timestamp != timestamp
+        and 0 < log.message(offset).store_timestamp != timestamp
         for file in index.files if file.next_item > 1
         for offset, timestamp in (
             (file.begin_commit_log_offset, file.begin_timestamp), (file.end_commit_log_offset, file.end_timestamp),

@@ -371,7 +371,7 @@ class IndexCheck:
         if file.item_count:
             for name, offset in (("begin_timestamp", file.first_offset), ("end_timestamp", file.last_offset)):
                 record, found = record_at(self._root, offset, self._disk), getattr(file.header, name)
-                if record and record.store_timestamp != found:
+                if record and 0 < record.store_timestamp != found:
                     yield name, record.store_timestamp, found
 
     def _is_vouched(self, file: _IndexFile) -> bool:
