@@ -17,6 +17,7 @@ from store.model import Clock
 from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
+from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
@@ -798,3 +799,81 @@ def test_verify_names_the_messages_whose_places_deleted_ones_took(tmp_path: Path
     repair(plan_repair(tmp_path, settings=settings_of(kind)))
     notes = [note for note in verify(tmp_path, settings=settings_of(kind)).notes if "another one has" in note]
     assert [note.split(": ")[1].split(",")[0] for note in notes] == [str(len(content.queues[key]))]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_what_is_put_after_the_log_lost_both_topics_stays(
+    kind: Kind, count: int, is_closed: bool, tmp_path: Path
+) -> None:
+    """The second topic began where the log does not reach any more."""
+    root, key = tmp_path / "live", kind.queues[0]
+    made(kind, root, 8, old=4)
+    killed(root)
+    path = root / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes(len(data) - 200))
+    content = Content()
+    with kind.open(root) as store:
+        first = store.queue(*key).max_offset
+        kind.fill(store, content, begin=100, count=2 * count)
+        store.dispatch()
+        shutil.copytree(root, tmp_path / "killed")
+    last = root if is_closed else tmp_path / "killed"
+    assert verify(last, settings=settings_of(kind)).ok or first
+    with kind.open(last) as store:
+        found = read_on(store.queue(*key))[0]
+        assert set(content.queues[key].values()) <= set(found.values())
+        assert store.queue(*key).max_offset == first + len(content.queues[key])
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("old", [1, 2, 6])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_zeros_up_to_the_end_of_a_log_file_are_damage(
+    kind: Kind, old: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """The second topic begins there, and goes on in the next file."""
+    kind = replace(kind, settings={**kind.settings, "mapped_file_size_commit_log": 4096})
+    root = tmp_path / "store"
+    content = made(kind, root, 60, old=2 * old)
+    STATES[state](root)
+    begin = min(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
+    path = root / "commitlog" / f"{begin // 4096 * 4096:020d}"
+    path.write_bytes(path.read_bytes()[: begin % 4096].ljust(4096, b"\0"))
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        for key, expected in content.queues.items():
+            found = read_on(store.queue(*key))[0]
+            lost = {number for number, known in expected.items() if known.commit_log_offset // 4096 == begin // 4096}
+            assert found == {number: known for number, known in expected.items() if number not in lost}
+            assert "repaired" not in road or {(key, number) for number in lost} <= reports.stated
+
+
+@pytest.mark.one_in(96)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
+@pytest.mark.parametrize("bit", range(8 * len(MULTI_DISPATCH)))
+@pytest.mark.parametrize("old", [1, 2])
+def test_a_first_message_that_names_no_light_queue_any_more_brings_no_deleted_one_back(
+    old: int, bit: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """One bit of the name of the property that says so."""
+    kind, root, key = LIGHT_KIND, tmp_path / "store", LIGHT_KIND.queues[0]
+    content = made(kind, root, 8, old=2 * old)
+    STATES[state](root)
+    path, place = root / "commitlog" / f"{0:020d}", content.queues[key][0].commit_log_offset
+    data = bytearray(path.read_bytes())
+    data[data.index(f"{MULTI_DISPATCH}\1".encode(), place) + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        found = read_on(store.queue(*key))[0]
+    assert {number: known for number, known in content.queues[key].items() if number} == (
+        {number: known for number, known in found.items() if number}
+    )
+    assert found.get(0) in (None, content.queues[key][0])
+    assert "repaired" not in road or 0 in found or (key, 0) in reports.stated
