@@ -13,6 +13,7 @@ import pytest
 
 from store.kinds import EXTENDED, KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Kind
 from store.model import Clock, log_files
+from store.test_recreated_topics import STATES as STOPS
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import NotAStore, StratalogError
 from stratalog.layout.index import HEADER, ITEM, items_position
@@ -487,6 +488,22 @@ def test_what_verify_says_opening_does(number: int, name: str, changed: Callable
     """Each change to a few of the kinds and states, all of which have their turn."""
     for kind, state in (CASES[(7 * number + turn) % len(CASES)] for turn in (0, 9)):
         assert not disagreement(kind, changed(kind, state, name)), (kind, state.__name__)
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("kept_size", [500, 2000, -20, -1])
+def test_a_tail_of_zeros_is_cut_off_where_verify_says_so(kept_size: int, state: str, tmp_path: Path) -> None:
+    PLAIN.made(tmp_path)
+    STOPS[state](tmp_path)
+    path = max((tmp_path / "commitlog").iterdir())
+    data = path.read_bytes()
+    kept = data.rstrip(b"\0")[:kept_size]
+    path.write_bytes(kept.ljust(len(data), b"\0"))
+    report = verify(tmp_path, settings=StoreSettings.make({**SIZES}))
+    texts = [*report.notes, *map(str, report.problems)]
+    with PLAIN.open(tmp_path) as store:
+        is_cut_off = store.recovery.torn_size > 0
+    assert any("cuts them off" in text for text in texts) == is_cut_off
 
 
 @pytest.mark.one_in(4)

@@ -21,6 +21,7 @@ from stratalog.errors import ConfigurationError
 from stratalog.helpers import thread_pool
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
+from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
@@ -147,7 +148,7 @@ def _verify(
     )
     with closing(queues):
         with thread_pool(len(checks), "stratalog-verify") as pool:
-            for chunk in _chunks(surveys, report):
+            for chunk in _chunks(surveys, report, _sealed_end(root, disk)):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
                     done.result()
@@ -175,6 +176,14 @@ def _verify(
         report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
+
+
+def _sealed_end(root: Path, disk: ReportingDisk) -> int:
+    """Log offset that the log had reached when the checkpoint was written; 0 where that is not known."""
+    with contextlib.suppress(Unreadable):  # the report has it
+        seal = Checkpoint.load(root, disk).seal
+        return seal.log_end_offset if seal else 0
+    return 0
 
 
 def _oldest_file(root: Path) -> str:
@@ -239,7 +248,7 @@ class _Count:
                 self._progress(self._size, max(self._size, self._total), self._records)
 
 
-def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chunk]:
+def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int) -> Iterator[Chunk]:
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
     records after it are handed out."""
     join = DamageJoin()
@@ -263,7 +272,7 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport) -> Iterator[Chu
         if last.reason == UNREADABLE:
             report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, UNREADABLE))
         elif join.open_begin is not None:
-            _end_of_log(report, last, join)
+            _end_of_log(report, last, join, sealed_end)
         last.close()
 
 
@@ -281,9 +290,11 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     )  # fmt: skip
 
 
-def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> None:
-    """No record follows: the log ends here. Something written after the end is a record that was never finished."""
+def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin, sealed_end: int) -> None:
+    """No record follows: the log ends here. Something written after the end is a record that was never finished, if
+    the log is not known to have reached further."""
     assert join.open_begin is not None
+    is_cut_off = join.is_unfinished and join.open_begin >= sealed_end
     position = join.open_begin % last.full_size
     path = last.path.with_name(f"{join.open_begin - position:020d}")
     report.torn_size = max(0, join.written_end - join.open_begin)
@@ -295,12 +306,12 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin) -> Non
                 f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
                 f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
                 "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
-                + (", before the store is opened for writing, which cuts them off" if join.is_unfinished else ""),
+                + (", before the store is opened for writing, which cuts them off" if is_cut_off else ""),
             )
         )  # fmt: skip
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
     elif report.torn_size and not report.is_live:
         report.notes.append(
-            f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; "
-            "the next opening for writing cuts them off"
+            f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; the next opening for "
+            + ("writing cuts them off" if is_cut_off else f"writing goes on after them, at log offset {sealed_end:,}")
         )
