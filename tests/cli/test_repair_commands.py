@@ -179,10 +179,10 @@ def test_long_openings_tell_how_far_they_are(
 
 def test_more_files_than_may_be_open(tmp_path: Path, call: Call) -> None:
     with stratalog.open(tmp_path / "store", **SETTINGS) as store:
-        for number in range(260):
+        for number in range(110):
             store.put(f"topic{number}", b"x" * 600, keys=["k"])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 80, hard))
     try:
         for command in (["inspect"], ["verify"], ["dump"], ["rebuild", "--yes"], ["repair"]):
             result = call(command[0], tmp_path / "store", *command[1:])

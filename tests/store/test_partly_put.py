@@ -125,6 +125,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return disk
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda function: function.__name__)
 def test_an_error_says_how_many_were_put(

@@ -297,6 +297,7 @@ def taken_by_rocketmq(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize(("field", "bit"), [("commit_log_offset", 63), ("commit_log_offset", 40), ("size", 31)])
@@ -320,6 +321,7 @@ def test_a_damaged_newest_unit_tells_its_end(
         assert verify(root).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize("older_count", [0, 1, 6])

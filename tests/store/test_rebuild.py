@@ -328,6 +328,7 @@ def test_after_a_crash_alone_nothing_tells_that_the_log_reached_further(tmp_path
     assert verify(root, settings=GIVEN).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

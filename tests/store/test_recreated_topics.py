@@ -376,12 +376,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.one_in(397)
+@pytest.mark.one_in(173)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("field", "which"), CHANGES)
-@pytest.mark.parametrize("count", [1, 2, FEWER])
-@pytest.mark.parametrize("old", [1, 2, OLD])
+@pytest.mark.parametrize("count", [1, FEWER])
+@pytest.mark.parametrize("old", [1, 2])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_damage_brings_no_deleted_message_back(
     kind: Kind, old: int, count: int, field: str, which: int, road: str, state: str, tmp_path: Path

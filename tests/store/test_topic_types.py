@@ -298,6 +298,7 @@ def test_the_old_queue_of_expired_batches_stays_where_topics_json_is_gone(tmp_pa
         assert store.queue("batches").put_batch([b"next"], unique_key="n").queue_offset == 20
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("topics", ["intact", "gone"])
 @pytest.mark.parametrize("is_opened", [False, True])

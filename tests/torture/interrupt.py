@@ -448,7 +448,8 @@ def handlers(torture: Torture, row: Row) -> None:
         for _ in range(2):
             counted = Injector(0)
             course(scene, lambda counted=counted: counted, False)
-        for call, operation in CALLS.items():
+        for call in CALLS if torture.full else torture.chance("handlers", name).sample(list(CALLS), 2):
+            operation = CALLS[call]
             count = min(torture.count(1, 40), len(counted.points))
             for number in sorted(torture.chance("handlers", f"{call} in {name}").sample(counted.points, count)):
                 case = f"{call} in {name}/{number}"
