@@ -608,6 +608,7 @@ def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_mess
     assert "repaired" not in road or verify(root, settings=settings_of(kind)).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("size", range(60, 200, 20))
@@ -700,6 +701,7 @@ def test_damage_moves_no_deleted_message_into_the_only_queue(
         assert not lacking or any(filter(None, reports.texts)) or errors or store.recovery.warning
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("is_torn", [True, False])
 @pytest.mark.parametrize("old", [(1,), (5,), (3, 1)], ids=str)

@@ -606,6 +606,7 @@ def test_exchanged_queues_of_a_log_whose_first_file_is_gone_are_rebuilt(tmp_path
     assert served(root) == whole
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "batch"])
 @pytest.mark.parametrize("more", [-1, 0, 1, 3, 15])
 @pytest.mark.parametrize("own", [2, 3, 5, 20])
