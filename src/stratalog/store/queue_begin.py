@@ -201,18 +201,20 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     record = walk.records.get(unit.commit_log_offset)
     if record:
         return has_place(record, *key, unit.queue_offset)
-    return walk.damage_at(unit.commit_log_offset) is not None and not walk.is_one_bit_off(key, unit)
+    damage = walk.damage_at(unit.commit_log_offset)
+    return damage == unit.commit_log_offset or (damage is not None and not walk.is_one_bit_off(key, unit))
 
 
 def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
     """Whether the first units lead to messages after the log's end, which a crash took or damage: several that follow
-    each other, or the only one of a queue that had more messages before."""
+    each other, or the only one of a queue that had more messages before. The newest file may be missing, no more."""
     if not units or units[0].commit_log_offset < walk.end:
+        return False
+    if any(unit.size < FIXED_SIZE_V1 or unit.commit_log_offset + unit.size > walk.limit for unit in units):
         return False
     if len(units) == 1:
         before = [own for own in walk.of_queue[key] if own.begin >= units[0].queue_offset]
-        is_inside = units[0].size >= FIXED_SIZE_V1 and units[0].commit_log_offset + units[0].size <= walk.limit
-        return is_inside and bool(before) and not walk.is_one_bit_off(key, units[0])
+        return bool(before) and not walk.is_one_bit_off(key, units[0])
     return all(
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
@@ -295,14 +297,20 @@ class _Walk:
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
         self.end = 0
         """Log offset after the last whole record that was seen."""
-        self.limit = int(log[-1].path.name) + log[-1].size
+        self.limit = int(log[-1].path.name) + 2 * max(file.size for file in log)
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
         self._ids = np.array(sorted({queue_id for _, queue_id in keys}))
         asked = np.array(sorted(led_to), np.int64)
+        file_end = int(log[0].path.name)
         for file in log:
+            if int(file.path.name) > file_end:  # one in front is missing, or was cut
+                is_joined = self._damages and self._damages[-1][1] == file_end
+                begin = self._damages.pop()[0] if is_joined else file_end
+                self._damages.append((begin, int(file.path.name)))
             if int(file.path.name) > max(led_to, default=-1):
                 break
+            file_end = int(file.path.name) + file.size
             for base, positions in self._whole_records(file, is_last=file is log[-1]):
                 for position in positions[np.isin(base + positions, asked)].tolist():
                     self.records[base + position] = decode_record(file.view.data, position, verify=False)

@@ -204,8 +204,8 @@ class Judge:
         it may have stood elsewhere."""
         begins = np.flatnonzero((queue.numbers == 0) & ~queue.repaired)
         last = int(begins[-1]) if begins.size else 0
-        if not last:
-            return -1
+        if not last or begins.size > 2:  # no single changed record begins three sequences
+            return last or -1
         goes_on = last + 1 < len(queue.numbers) and queue.numbers[last + 1] == queue.ends[last]
         changed = [at for at, is_alone in ((last, not goes_on or last == 1), (0, last == 1)) if is_alone]
         return -1 if any(self._may_be_changed(queue, at) for at in changed) else last
@@ -497,7 +497,10 @@ class Judge:
         return list(dict.fromkeys(claim for claim in found if self._fills(offset, claim)))
 
     def _fills(self, offset: int, claim: Claim) -> bool:
-        low, high = self._evidence.queue(*claim.key).room_at(offset)
+        queue = self._evidence.queue(*claim.key)
+        low, high = queue.room_at(offset)
+        if self._log_begin and high is not None and not np.any(queue.offsets < offset):
+            low = max(low, high - (claim.end - claim.queue_offset))  # offsets of expired messages are no hole
         return low <= claim.queue_offset and (claim.end <= high if high is not None else claim.queue_offset == low)
 
     # -- damaged ranges ----------------------------------------------------------------------------------------------
