@@ -16,7 +16,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.light import MULTI_QUEUE_OFFSET, is_light
 from stratalog.layout.message import HEAD, decode_record
-from stratalog.layout.names import ABORT, INDEX
+from stratalog.layout.names import ABORT, INDEX, LOCK
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -352,3 +352,16 @@ def check(
                 is_changed = found[number].commit_log_offset == changed and is_told
                 assert is_changed or found[number].body == b"new", f"{key} serves another at {number}"
             assert store.queue(*key).max_offset >= len(expected)
+
+
+@pytest.mark.parametrize("field", ["queue offset, ahead", "queue offset, lowest bit"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED], ids=str)
+def test_the_unit_of_an_only_message_stays_for_repair(kind: Kind, field: str, tmp_path: Path) -> None:
+    """Opening keeps the end of the queue, whose record names another place, and with it what tells the place."""
+    key, content = kind.queues[0], kind.made(tmp_path, count=1)
+    (tmp_path / LOCK).write_bytes(b"lock")  # as RocketMQ leaves it
+    change(tmp_path, content.queues[key][0].commit_log_offset, field)
+    kind.open(tmp_path).close()
+    assert repair(plan_repair(tmp_path, settings=StoreSettings.make({**SIZES, **kind.settings}))).ok
+    with kind.open(tmp_path, mode="r") as store:
+        assert read_on(store.queue(*key))[0] == content.queues[key]

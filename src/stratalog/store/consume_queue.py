@@ -250,8 +250,7 @@ class ConsumeQueue:
         so, at the end of a file, too; where no other is left, those from the offset `first` on."""
         if self.last_unit() is None:
             self.skip_to(first, None)
-            if not self.end_offset:  # its first file stays
-                self.append(UNIT.pack(*place, LOST_TAGS_CODE))
+            self.skip_to(first + 1, place)  # the file that was begun stays
         self.skip_to(queue_offset, place)
 
     def _place_before_end(self) -> tuple[int, int] | None:
