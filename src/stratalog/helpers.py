@@ -3,6 +3,7 @@
 A finalizer that the garbage collector runs in such a thread can wait for none of these locks.
 """
 
+import _imp
 import contextlib
 import os
 import sys
@@ -52,12 +53,24 @@ def _helping() -> Iterator[None]:
         helpers.discard(ident)
 
 
+def _free_import_lock() -> None:
+    """An exception from a signal handler within importlib's own code leaves the interpreter's import lock held by this
+    thread, and every other thread that imports waits for ever. It is freed where this thread imports nothing."""
+    frame = sys._getframe() if _imp.lock_held() else None
+    while frame and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    with contextlib.suppress(RuntimeError):  # another thread holds it, for a moment
+        while not frame and _imp.lock_held():
+            _imp.release_lock()
+
+
 def start(thread: threading.Thread) -> None:
     """Start a thread of the package where no signal handler runs. `Thread.start` is Python: a handler that raises there
     leaves a thread that half runs, and comes out as a `KeyError`. One that raises here may find it started later."""
     if threading.current_thread() is not threading.main_thread():
         thread.start()
         return
+    _free_import_lock()
     outcome: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def start_it() -> None:

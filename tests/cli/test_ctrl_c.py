@@ -71,7 +71,7 @@ def test_it_ends_with_one_line_wherever_it_comes(
 ) -> None:
     given = [command] if command == "--help" else [command, str(small_store)]
     line = [sys.executable, "-c", PROGRAM, str(tmp_path), str(point_count), *given]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()
     assert len(said) > point_count

@@ -1,5 +1,7 @@
 """Threads that a call waits for, where an exception from a signal handler comes between."""
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -70,3 +72,18 @@ def test_a_worker_keeps_mapped_what_it_walks(
         monkeypatch.setattr(log_scan, "scan", closing)
         with pytest.raises(StoreClosed):  # and not the end of the process
             walk._walk(log_scan._Piece(file, 0, 0, end))
+
+
+def test_an_import_lock_that_importlib_left_held_stops_no_first_use(tmp_path: Path) -> None:
+    """As an exception from a signal handler leaves it between two lines of importlib's own code."""
+    program = (
+        "import _imp, sys, stratalog\n"
+        "_imp.acquire_lock()\n"
+        "with stratalog.open(sys.argv[1], small=True) as store:\n"
+        "    store.put('t', b'x', keys='k')\n"
+        "    print(len(list(store.queue('t').read())), len(store.query('t', key='k')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
