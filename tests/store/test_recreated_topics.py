@@ -605,7 +605,9 @@ def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_mess
     walked(kind, root, road)
     with kind.open(root) as store:
         found, _, _ = read_on(store.queue(*key))
-        assert found == content.queues[key]
+    assert found.items() <= content.queues[key].items()
+    is_whole = verify(root, settings=settings_of(kind)).ok  # opening does not look, after a clean stop
+    assert found == content.queues[key] or (road == "opened" and not is_whole)
     assert "repaired" not in road or verify(root, settings=settings_of(kind)).ok
 
 

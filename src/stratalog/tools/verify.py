@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.helpers import thread_pool
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
@@ -180,7 +180,7 @@ def _verify(
 
 def _sealed_end(root: Path, disk: ReportingDisk) -> int:
     """Log offset that the log had reached when the checkpoint was written; 0 where that is not known."""
-    with contextlib.suppress(Unreadable):  # the report has it
+    with contextlib.suppress(Unreadable, CorruptData):  # the report has it, or will
         seal = Checkpoint.load(root, disk).seal
         return seal.log_end_offset if seal else 0
     return 0
