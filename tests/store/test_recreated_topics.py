@@ -413,6 +413,33 @@ def test_damage_brings_no_deleted_message_back(
             assert set(lacking) <= {place} or no_unit, f"{queue} lacks what stands at {lacking}, not {place}"
 
 
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
+@pytest.mark.parametrize("bit", [12, 13])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_first_unit_that_leads_to_a_deleted_message_of_its_place_and_size_is_damaged(
+    kind: Kind, count: int, bit: int, road: str, state: str, tmp_path: Path
+) -> None:
+    root, key = tmp_path / "store", kind.queues[0]
+    content, place = made_one_bit_apart(kind, root, bit, count)
+    STATES[state](root)
+    path = kind.files(root, key)[0]
+    data = bytearray(path.read_bytes())
+    at = kind.layout.position("commit_log_offset")
+    data[at : at + 8] = place.to_bytes(8, "big")
+    path.write_bytes(data)
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        found = read_on(store.queue(*key))[0]
+    if road == "opened" and state in ("closed", "killed with a seal"):  # then opening leaves the units as they are
+        assert found == content.queues[key] or any("of a topic that was deleted" in text for text in reports.texts)
+        assert found == content.queues[key] or not verify(root, settings=settings_of(kind)).ok
+    else:
+        assert found == content.queues[key]
+
+
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_where_a_queue_begins_is_known_after_its_only_message_went_elsewhere(
@@ -506,6 +533,23 @@ def first_record_changed(field: str, kind: Kind, root: Path) -> None:
     with kind.open(root, mode="r") as store:
         place = next(store.queue(*kind.queues[0]).read()).commit_log_offset
     change(root, place, field)
+
+
+def made_one_bit_apart(kind: Kind, root: Path, bit: int, count: int) -> tuple[Content, int]:
+    """A store whose first message of the second topic stands one bit of its log offset after that of the first, which
+    has the same size; what it holds, and where the deleted message stands."""
+    content, old, other = Content(), Content(), "other"
+    with kind.open(root, clock_ns=Clock()) as store:
+        kind.fill(store, old, count=4)
+        delete(store, kind)
+        place = old.queues[kind.queues[0]][0].commit_log_offset
+        store.put(other, b"")
+        last = next(store.queue(other).read())
+        room = (place | 1 << bit) - last.commit_log_offset - 2 * last.store_size
+        store.put(other, b"-" * room)
+        kind.fill(store, content, count=2 * count)
+    assert content.queues[kind.queues[0]][0].commit_log_offset == place | 1 << bit
+    return content, place
 
 
 DAMAGES: dict[str, Callable[[Kind, Path], None]] = {

@@ -183,9 +183,9 @@ class Dispatcher:
     def _register(self, topic: str, queue_id: int, queue_offset: int, commit_log_offset: int) -> int:
         """Add a queue to the table, with its first message from here on; one whose name cannot be a directory gets no
         units."""
-        queue, kind, newest = None, QueueKind.PLAIN, -1
+        queue, kind, newest = None, self.queue_set.kind_of(topic), -1
         if is_topic(topic) and queue_id >= 0:
-            queue, kind = self.queue(topic, queue_id), self.queue_set.kind_of(topic)
+            queue = self.queue(topic, queue_id)
             first, begin = QueueBegin(queue_offset, commit_log_offset), self.begins.get((topic, queue_id))
             if begin and begin.queue_offset <= queue_offset:
                 first, newest = begin, begin.commit_log_offset
@@ -194,7 +194,8 @@ class Dispatcher:
             if self._from_begin or not queue.end_offset:
                 queue.begin_before(*first)
         else:
-            self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no queue")
+            kind = kind if kind == QueueKind.LIGHT else QueueKind.PLAIN  # light queues may have its messages
+            self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are not in it")
         self._by_row.append(queue)
         next_offset = max(_next_of(queue), newest) if isinstance(queue, BatchQueue) else _next_of(queue)
         row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
@@ -361,7 +362,9 @@ class Dispatcher:
     def _take_special(self, file: MappedFile, number: int, base: int) -> None:
         """A record of a batch topic, or one that stands in light queues beside its own."""
         message = message_at(file.map, int(self._positions[number]))
-        row = self._row_of[message.topic, message.queue_id]
+        row = self._row_of.get((message.topic, message.queue_id))
+        if row is None:  # the topic is no text
+            row = self._row_of[_topic_of(self._record(file, number)), message.queue_id]
         if isinstance(self._by_row[row], BatchQueue):
             self._take_batch(row, message, file, number)
             return
@@ -404,7 +407,9 @@ class Dispatcher:
         if is_known and old.base_offset == end != message.queue_offset:
             self._leave_out(_place_of(record), f"its unit says {end:,}")
             return
-        if old is not None and not is_known and queue.owns(old, message.queue_offset):
+        begin = self.begins.get((queue.topic, queue.queue_id))
+        is_deleted = begin and old is not None and begin.is_after(old.base_offset, old.commit_log_offset)
+        if old is not None and not (is_known or is_deleted) and queue.owns(old, message.queue_offset):
             self._leave_out(_place_of(record), "another message has it")
             return
         size, problem = batch_size_of(message.sys_flag, message.raw_properties, message.queue_offset)

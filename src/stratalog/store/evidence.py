@@ -41,8 +41,7 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
-    has_place,
-    is_expired,
+    leads_to_first,
     live_begins,
     says_twice,
 )
@@ -247,18 +246,10 @@ def begins_of(
     for queue in queues:
         newest, number = queue.last_unit(), queue.min_offset(log.first_offset)
         if number < queue.end_offset:
-            commit_log_offset, size, _ = queue.unit(number)
-            record = leads_to_record(log, (commit_log_offset, size))
-            is_first = not number or (
-                log.first_offset
-                and queue.first_offset < number
-                and is_expired(
-                    queue.unit(number - 1), (queue.topic, queue.queue_id), number, commit_log_offset, log.first_offset,
-                    partial(_record_at, log),
-                )
-            )  # fmt: skip
-            if record and is_first and has_place(record, queue.topic, queue.queue_id, number):
-                found[queue.topic, queue.queue_id] = QueueBegin(number, commit_log_offset)
+            key, first = (queue.topic, queue.queue_id), LiveUnit(number, *queue.unit(number)[:2], number + 1)
+            before = queue.unit(number - 1) if queue.first_offset < number else None
+            if leads_to_first(first, key, before, log.first_offset, partial(_record_at, log)):
+                found[key] = QueueBegin(*first[:2])
                 continue
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
             layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT

@@ -30,6 +30,7 @@ from stratalog.store.log_scan import closes_file, next_record, written_end
 QueueKey = tuple[str, int]
 _CHUNK_RECORDS = 1 << 13
 _UNITS_ASKED = 8
+_OFFSET_BITS = 62
 
 
 class QueueBegin(NamedTuple):
@@ -38,6 +39,10 @@ class QueueBegin(NamedTuple):
 
     queue_offset: int
     commit_log_offset: int
+
+    def is_after(self, queue_offset: int, commit_log_offset: int) -> bool:
+        """Whether a record of that place is of the deleted topic."""
+        return self.queue_offset <= queue_offset and commit_log_offset < self.commit_log_offset
 
 
 class LiveUnit(NamedTuple):
@@ -148,6 +153,26 @@ def is_expired(
     return True
 
 
+def leads_to_first(
+    unit: LiveUnit, key: QueueKey, before: tuple[int, int, int] | None, log_begin: int,
+    record_at: Callable[[int], Record | None],
+) -> bool:  # fmt: skip
+    """Whether the first unit of a queue that leads into the log leads to the queue's first message there, for certain.
+    `before` is the unit in front of it. Not so if one bit off stands a newer message of its place and size: the record
+    may be a deleted one."""
+    offset, record = unit.commit_log_offset, record_at(unit.commit_log_offset)
+    if not record or record.total_size != unit.size or not has_place(record, *key, unit.queue_offset):
+        return False
+    if unit.queue_offset and not (
+        log_begin and before and is_expired(before, key, unit.queue_offset, offset, log_begin, record_at)
+    ):
+        return False
+    newer = (record_at(offset | 1 << bit) for bit in range(_OFFSET_BITS) if not offset >> bit & 1)
+    return not any(
+        other and other.total_size == unit.size and has_place(other, *key, unit.queue_offset) for other in newer
+    )
+
+
 def live_begins(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], root: Path, disk: Disk
 ) -> dict[QueueKey, QueueBegin]:
@@ -157,18 +182,21 @@ def live_begins(
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
-    queues = {
+    asked = {
         key: [_corrected(key, unit, walk, is_first=not at) for at, unit in enumerate(units)]
         for key, units in queues.items()
     }
-    counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in queues.items()}
-    for key in [key for key, units in queues.items() if _are_lost(key, units, walk)]:
+    counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in asked.items()}
+    for key, units in asked.items():
+        if (newer := _newer_first(key, units, walk)) is not None:
+            asked[key][0], counting[key][0] = newer, True
+    for key in [key for key, units in asked.items() if _are_lost(key, units, walk)]:
         counting[key][0] = True
     lights = set(filter(is_light, disk.directories(root / CONSUME_QUEUE)))
-    changed = [key for key, units in queues.items() if _may_be_changed(key, units, counting[key], walk, lights)]
-    for key in _without_led(changed, queues, walk, root, disk) if changed else ():
+    changed = [key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, lights)]
+    for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
-    for key, units in queues.items():
+    for key, units in asked.items():
         first = next((unit for unit, counts in zip(units, counting[key], strict=True) if counts), None)
         if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
             found[key] = begin
@@ -195,6 +223,14 @@ def _corrected(key: QueueKey, unit: LiveUnit, walk: "_Walk", *, is_first: bool) 
 def says_twice(record: Record) -> bool:
     """Whether a batch's head and its property tell the same queue offset."""
     return find_property(record.properties, INNER_BASE.encode()) == str(record.queue_offset)
+
+
+def _newer_first(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> LiveUnit | None:
+    """The first unit as it was before one bit of its log offset was flipped, if it leads to an older message of its
+    place now: it led to a newer one, in front of the next unit's."""
+    end = units[1].commit_log_offset if len(units) > 1 else walk.limit
+    found = [place for place in walk.alike(key, units[0]) if units[0].commit_log_offset < place < end] if units else []
+    return units[0]._replace(commit_log_offset=found[0]) if found else None
 
 
 def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
@@ -325,8 +361,15 @@ class _Walk:
 
     def is_one_bit_off(self, key: QueueKey, unit: LiveUnit) -> bool:
         """Whether a whole record of a unit's place and size is one bit of its log offset away: the unit is damaged."""
-        alike = [own for own in self.of_queue[key] if (own.begin, own.size) == (unit.queue_offset, unit.size)]
-        return any((own.commit_log_offset ^ unit.commit_log_offset).bit_count() == 1 for own in alike)
+        return bool(self.alike(key, unit))
+
+    def alike(self, key: QueueKey, unit: LiveUnit) -> list[int]:
+        """Log offsets of such records."""
+        return [
+            own.commit_log_offset for own in self.of_queue[key]
+            if (own.begin, own.size) == (unit.queue_offset, unit.size)
+            and (own.commit_log_offset ^ unit.commit_log_offset).bit_count() == 1
+        ]  # fmt: skip
 
     def places(self, key: QueueKey, queue_offset: int) -> list[int]:
         """Log offsets of the whole records that say they have a queue offset."""

@@ -283,7 +283,13 @@ def recover(
         dispatcher.begins |= begins
         dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
-            queue.rewind(min(kept_end, end))
+            is_astray = _begins_astray(log, queue, begins.get((queue.topic, queue.queue_id)))
+            if is_astray and begin > log.first_offset:
+                dispatcher.notes.append(
+                    f"{queue.topic}/{queue.queue_id}: its first unit is damaged and leads to a message of a topic that "
+                    f"was deleted. Run {command('repair', log.directory.parent)}"
+                )
+            queue.rewind(log.first_offset if is_astray and begin == log.first_offset else min(kept_end, end))
             if torn is not None and not beside_writer:
                 queue.is_kept = partial(_leads_to_record, log, end)
             if queue.is_kept and isinstance(queue, ConsumeQueue):
@@ -362,6 +368,12 @@ def recover(
     return report
 
 
+def _begins_astray(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
+    """Whether the first unit of a queue that leads into the log leads to a message of a topic that was deleted."""
+    number = queue.min_offset(log.first_offset) if begin else queue.end_offset
+    return bool(begin and number < queue.end_offset and begin.is_after(number, queue.unit(number)[0]))
+
+
 def _is_lost(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:
     """Whether a queue's newest unit, with which it ended there, led to after the log's end, and nothing but the queue's
     end is kept of it, or a message from before has that offset now: its topic was deleted and created again. Where one
@@ -381,9 +393,13 @@ def _leads_to_record(log: CommitLog, log_end: int, unit: Sequence[int]) -> bool:
 def _is_own(
     log: CommitLog, dispatcher: Dispatcher, queue: ConsumeQueue, queue_offset: int, unit: Sequence[int], claimed: int
 ) -> bool:
-    """Whether a unit leads to a record that says the same; the one at log offset `claimed` is left out then."""
+    """Whether a unit leads to a record that says the same, and was not deleted; the one at log offset `claimed` is left
+    out then."""
     record = None if is_filler(unit[1], unit[2]) else leads_to_record(log, unit)
     if record is None or not has_place(record, queue.topic, queue.queue_id, queue_offset):
+        return False
+    begin = dispatcher.begins.get((queue.topic, queue.queue_id))
+    if begin and begin.is_after(queue_offset, unit[0]):
         return False
     dispatcher.displace(LeftOut(claimed, queue.topic, queue.queue_id, queue_offset), unit[0])
     return True

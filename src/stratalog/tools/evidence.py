@@ -8,10 +8,11 @@ differs, the others outvote it. Each record and each unit is looked at once.
 
 import contextlib
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,14 @@ from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
-from stratalog.store.disk import Disk
+from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.dispatch import may_be_lost
 from stratalog.store.queue_begin import (
     LiveUnit,
     QueueBegin,
     QueueKey,
     first_units,
-    has_place,
-    is_expired,
+    leads_to_first,
     live_begins,
     unit_before,
     written_units,
@@ -46,7 +46,7 @@ from stratalog.store.snapshot import noted_begins
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import log_files, queue_directories, record_at
+from stratalog.tools.verify_files import log_files, queue_directories
 from stratalog.tools.verify_report import Unreadable
 
 Row = tuple[int, int, int, int]
@@ -488,31 +488,28 @@ class Evidence:
 
 def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
     """Where the messages of each queue begin in the log: by its first units, see `live_begins`, or as noted."""
+    found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
-    found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
-    for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
-        for topic, queue_id, directory in queue_directories(root, tree, disk):
-            units = list[LiveUnit]()
-            with contextlib.suppress(Unreadable):
-                units = first_units(directory, layout, log_begin, disk)
-            if units:
-                first, record = units[0], record_at(root, units[0].commit_log_offset, disk)
-                before = unit_before(directory, layout, first, disk) if log_begin and first.queue_offset else None
-                is_first = not first.queue_offset or (
-                    before is not None
-                    and is_expired(
-                        before, (topic, queue_id), *first[:2], log_begin, lambda at: record_at(root, at, disk)
-                    )
-                )
-                if record and is_first and has_place(record, topic, queue_id, first.queue_offset):
-                    found[topic, queue_id] = QueueBegin(*first[:2])
-                else:
-                    doubtful[topic, queue_id] = units
-    if doubtful:
-        with log_files(root, disk) as log:
-            found |= live_begins(doubtful, log, root, disk)
+    with log_files(root, disk) as log:
+        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+            for topic, queue_id, directory in queue_directories(root, tree, disk):
+                with contextlib.suppress(Unreadable):
+                    if units := first_units(directory, layout, log_begin, disk):
+                        before = unit_before(directory, layout, units[0], disk) if log_begin else None
+                        if leads_to_first(units[0], (topic, queue_id), before, log_begin, partial(_record_in, log)):
+                            found[topic, queue_id] = QueueBegin(*units[0][:2])
+                        else:
+                            doubtful[topic, queue_id] = units
+        found |= live_begins(doubtful, log, root, disk)
     return found | noted_begins(root, disk)
+
+
+def _record_in(log: Sequence[MappedFile], commit_log_offset: int) -> Record | None:
+    """The whole record that begins at a log offset."""
+    at = bisect_right(log, commit_log_offset, key=lambda file: int(file.path.name)) - 1
+    position = commit_log_offset - int(log[at].path.name) if at >= 0 else -1
+    return read_record(log[at].view.data, position) if 0 <= position <= log[at].size - HEAD.size else None
 
 
 def _end_of_joined(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:
@@ -527,9 +524,9 @@ def _count_files(counter: "Counter[int]", offsets: NDArray[np.int64], file_size:
     counter.update(dict(zip(files.tolist(), counts.tolist(), strict=True)))
 
 
-def read_record(data: bytes) -> Record | None:
-    """The whole record that these bytes are."""
+def read_record(data: bytes | memoryview, position: int = 0) -> Record | None:
+    """The whole record that stands there in these bytes."""
     try:
-        return decode_record(data)
+        return decode_record(data, position)
     except CorruptData:
         return None

@@ -71,13 +71,13 @@ def claim_of(record: Record) -> Claim:
     return Claim(topic, record.queue_id, record.queue_offset, record.total_size, count)
 
 
-def identity(data: bytes, offset: int) -> Claim | None:
-    """What a record says of itself whose head and lengths are whole, though its body is not."""
+def identified(data: bytes, offset: int) -> Record | None:
+    """The record that stands at a log offset if its head and lengths are whole, though its body is not."""
     try:
         record = decode_record(data, verify=False)
     except CorruptData:
         return None
-    return claim_of(record) if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
+    return record if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
 
 
 def with_light_offset(data: bytes, name: str, number: int) -> bytes | None:

@@ -27,7 +27,7 @@ from stratalog.store.queue_begin import QueueKey, says_twice
 from stratalog.store.recovery import Damage
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
-from stratalog.tools.mending import claim_of, identity, restored, with_light_offset
+from stratalog.tools.mending import claim_of, identified, restored, with_light_offset
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD
 
@@ -80,7 +80,8 @@ class Judge:
     ) -> None:  # fmt: skip
         """`damages` in order, the log's tail among them; `ranges` are their pieces in each file, with the bytes that
         are written there."""
-        self._evidence, self._damages, self._ranges, self._log_begin = evidence, list(damages), ranges, log_begin
+        self._evidence, self._damages, self._ranges, self._log_begin = evidence, damages, ranges, log_begin
+        self._set_aside_ranges = list[Damage]()
         self._read_log = read
         self._found = Findings()
         self._proposed: dict[QueueKey, dict[int, Mend]] = defaultdict(dict)
@@ -103,14 +104,16 @@ class Judge:
         for _, (offset, size, *_) in outcast:
             if offset not in mended:
                 self._set_aside(offset, size, WILD)
-        self._found.damages = list(_without(sorted(self._damages, key=lambda d: d.begin), self._found.mends))
+        damages = sorted([*self._damages, *self._set_aside_ranges], key=lambda damage: damage.begin)
+        self._found.damages = list(_without(damages, self._found.mends))
         lost = Lost(evidence, self._found.damages, self._heads, self._log_begin, end=self._written_end())
         self._found.lost, self._found.displaced = lost.by_damage(), lost.displaced
         return self._found
 
     def _written_end(self) -> int:
-        """The log offset after the last damaged byte."""
-        return max((end for _, end, _ in self._ranges), default=0)
+        """The log offset after the last damaged byte, and the last record that is set aside."""
+        ends = [end for _, end, _ in self._ranges]
+        return max([*ends, *(one.end for one in self._set_aside_ranges)], default=0)
 
     def _read(self, offset: int, size: int) -> bytes:
         self._found.scanned_size += size
@@ -119,7 +122,7 @@ class Judge:
     def _set_aside(self, offset: int, size: int, reason: str) -> None:
         """Cover a whole record. Its places in light queues are lost with it."""
         is_message = not self._evidence.is_repaired(np.array([offset]))[0]
-        self._damages.append(Damage(offset, offset + size, reason if is_message else WRONG_PLACEHOLDER))
+        self._set_aside_ranges.append(Damage(offset, offset + size, reason if is_message else WRONG_PLACEHOLDER))
         self._found.outcast_count += is_message
         record = read_record(self._read(offset, size))
         for name, number in light_places(record.properties, offset)[0] if record else ():
@@ -532,9 +535,16 @@ class Judge:
                 return position + size
         if not FIXED_SIZE_V1 <= stored <= limit - position:
             return limit
-        own = identity(self._read(position, stored), position) if stored <= _SLOT_SIZE_MAX else None
-        if own and self._is_likely(own) and self._is_near(position, own):
+        record = identified(self._read(position, stored), position) if stored <= _SLOT_SIZE_MAX else None
+        if record is None:
+            return position + stored
+        own = claim_of(record)
+        if self._is_likely(own) and self._is_near(position, own):
             self._heads[position] = own
+        for name, number in light_places(record.properties, position)[0]:
+            queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+            if queue.takes(position, Claim(*queue.key, number, stored)):
+                queue.lost_numbers.append((number, number + 1))
         return position + stored
 
     def _restore_alone(self, position: int, size: int) -> bool:
@@ -590,7 +600,8 @@ class Judge:
             for name, number in light_places(record.properties, mend.offset)[0] if record else ():
                 queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
                 claim = Claim(*queue.key, number, len(mend.data))
-                if mend.is_damaged and queue.takes(mend.offset, claim):
+                is_new = mend.is_damaged or mend.offset in self._evidence.hidden
+                if is_new and queue.takes(mend.offset, claim):
                     found[name].append((mend.offset, len(mend.data), number, number + 1))
         for name, places in found.items():
             queue = self._evidence.queue(name, LIGHT_QUEUE_ID)

@@ -93,11 +93,9 @@ def unqueued(
                 continue
             is_led = bool(_is_among(np.array([base + position]), led_by_own)[0])
             begin = begins.get((topic, record.queue_id))
-            is_before = (
-                begin and begin.queue_offset <= record.queue_offset and base + position < begin.commit_log_offset
-            )
-            if is_before and not is_led:
-                continue  # of a topic that was deleted and created again
+            is_before = begin and begin.is_after(record.queue_offset, base + position)
+            if is_before and (not is_led or (is_own and not is_moved)):
+                continue  # of a topic that was deleted and created again; a unit that leads there is wrong
             is_after = base + position > reached.get((topic, record.queue_id), -1)
             if is_led or (is_after and is_topic(topic) and record.queue_id >= 0):
                 found.append(record)

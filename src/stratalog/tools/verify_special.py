@@ -125,7 +125,7 @@ class SpecialQueues:
     def _is_deleted(self, queue: _Expected, queue_offset: int, record: Record) -> bool:
         """Whether a record is of an earlier topic of the queue's name."""
         begin = queue.begin
-        is_deleted = begin and begin.queue_offset <= queue_offset and record.commit_log_offset < begin.commit_log_offset
+        is_deleted = begin and begin.is_after(queue_offset, record.commit_log_offset)
         self._report.deleted_count += bool(is_deleted)
         return bool(is_deleted)
 

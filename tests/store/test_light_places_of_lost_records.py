@@ -1,0 +1,67 @@
+"""A record in light queues that repair restores, covers or sets aside: each of its places is served or stated."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.kinds import LIGHT_EXTENDED, LIGHT_KIND, Content, Kind, read_on
+from store.test_changed_identity import FIELDS, Reports, change
+from store.test_recreated_topics import STATES, walked
+
+WILD = ["topic, none that can be", "queue id, nobody's", "queue offset, none that can be", "queue offset, ahead"]
+CHANGES = [(field,) for field in FIELDS] + list(itertools.combinations(WILD, 2))
+NEEDS_UNITS = ("flags, prepared", "flags, rolled back", "queue id, another's")
+
+
+@pytest.mark.one_in(36)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("has_units", [True, False])
+@pytest.mark.parametrize("fields", CHANGES, ids=" and ".join)
+@pytest.mark.parametrize("which", range(8))
+@pytest.mark.parametrize("kind", [LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+def test_every_place_of_a_record_in_light_queues_is_served_or_stated(
+    kind: Kind, which: int, fields: tuple[str, ...], has_units: bool, road: str, state: str, tmp_path: Path
+) -> None:
+    if not has_units and fields[0] in NEEDS_UNITS:
+        pytest.skip("the record and its neighbours do not tell which of them is wrong")
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        kind.fill(store, content, count=8)
+    places = sorted({known.commit_log_offset for queue in content.queues.values() for known in queue.values()})
+    for field in fields:
+        change(root, places[which], field)
+    STATES[state](root)
+    for name in () if has_units else ("parent", "%LMQ%a", "%LMQ%b"):
+        shutil.rmtree(root / "consumequeue" / name)
+    reports: Reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        for key, expected in content.queues.items():
+            found = read_on(store.queue(*key))[0]
+            lacking = {number for number, known in expected.items() if found.get(number) != known}
+            assert {expected[number].commit_log_offset for number in lacking} <= {places[which]}
+            assert {(key, number) for number in lacking} <= reports.stated
+            assert {(key, number) for number in found}.isdisjoint(reports.stated)
+            assert store.queue(*key).max_offset == len(expected)
+
+
+@pytest.mark.parametrize("kind", [LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+@pytest.mark.parametrize("field", ["topic, not ASCII", "topic, none that can be", "queue id, negative"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt"])
+def test_a_record_whose_own_queue_cannot_be_stays_in_its_light_queues(
+    road: str, field: str, kind: Kind, tmp_path: Path
+) -> None:
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        kind.fill(store, content, count=8)
+    place = content.queues["%LMQ%a", 0][4].commit_log_offset
+    change(root, place, field)
+    for name in ("parent", "%LMQ%a", "%LMQ%b"):
+        shutil.rmtree(root / "consumequeue" / name)
+    walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        for key, expected in content.queues.items():
+            found = read_on(store.queue(*key))[0]
+            assert found.keys() == expected.keys()
