@@ -65,3 +65,48 @@ def test_a_record_whose_own_queue_cannot_be_stays_in_its_light_queues(
         for key, expected in content.queues.items():
             found = read_on(store.queue(*key))[0]
             assert found.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("digit", [b"8", b"9"])
+@pytest.mark.parametrize("which", [0, 1, 3, 7])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired"])
+def test_a_changed_offset_in_a_light_queue_hides_no_other_message(
+    road: str, which: int, digit: bytes, tmp_path: Path
+) -> None:
+    """It is ahead of those of the next messages, and the queues are lost."""
+    root, key, content = tmp_path / "store", LIGHT_KIND.queues[0], Content()
+    with LIGHT_KIND.open(root) as store:
+        LIGHT_KIND.fill(store, content, count=20)
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    lead = b"INNER_MULTI_QUEUE_OFFSET\x01"
+    at = data.index(lead, content.queues[key][which].commit_log_offset) + len(lead)
+    data[at : at + 1] = digit
+    path.write_bytes(data)
+    shutil.rmtree(root / "consumequeue")
+    STATES["killed"](root)
+    reports = walked(LIGHT_KIND, root, road)
+    with LIGHT_KIND.open(root, mode="r") as store:
+        found = read_on(store.queue(*key))[0]
+    lacking = content.queues[key].keys() - found.keys()
+    assert found.items() <= content.queues[key].items()
+    assert lacking == (set() if road == "repaired" else {which})
+    assert not lacking or any("cannot be" in text for text in reports.texts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_is_put_after_the_log_was_lost_stands_in_its_light_queues(count: int, tmp_path: Path) -> None:
+    """Their offsets go on, and the log begins at 0 again."""
+    root, key = tmp_path / "store", LIGHT_KIND.queues[0]
+    with LIGHT_KIND.open(root) as store:
+        for number in range(count):
+            LIGHT_KIND.put(store, 6 * number, Content())
+    STATES["closed by RocketMQ"](root)
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(bytes(path.stat().st_size))
+    with LIGHT_KIND.open(root) as store:
+        begin = store.queue(*key).max_offset
+        put = [store.queue("parent", 0).put_raw(b"new", b"INNER_MULTI_DISPATCH\1%LMQ%a\2") for _ in range(3)]
+        assert [message.commit_log_offset for message in store.queue(*key).read(begin)] == [
+            receipt.commit_log_offset for receipt in put
+        ]

@@ -9,7 +9,7 @@ far as it makes sense (`light_places`).
 import re
 
 from stratalog.errors import IllegalMessage
-from stratalog.layout.message import FIXED_SIZE_V1, TOPIC_SIZE_MAX
+from stratalog.layout.message import TOPIC_SIZE_MAX, queue_offset_limit
 from stratalog.layout.names import LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, is_topic
 from stratalog.layout.properties import find_property
 
@@ -64,8 +64,7 @@ def joined_offsets(offsets: list[int]) -> str:
 def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
     """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
 
-    A record that some broker stored without offsets stands nowhere. An offset is trusted only if the log in front of
-    the record has room for that many messages.
+    A record that some broker stored without offsets stands nowhere. An offset is trusted up to `queue_offset_limit`.
     """
     stored_names = find_property(properties, MULTI_DISPATCH.encode())
     stored_offsets = find_property(properties, MULTI_QUEUE_OFFSET.encode())
@@ -77,7 +76,7 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     for name, text in zip(names, offsets, strict=False):
         if not (is_light(name) and is_topic(name)):
             poison.append(f"{name[:80]!r} is no light queue")
-        elif not _OFFSET.match(text) or int(text) * FIXED_SIZE_V1 > commit_log_offset:
+        elif not _OFFSET.match(text) or int(text) > queue_offset_limit(commit_log_offset):
             poison.append(f"{text[:80]!r} is no queue offset of {name[:80]!r}")
         elif name in dict(places):
             poison.append(f"{name[:80]!r} is named twice")

@@ -7,6 +7,10 @@ properties with their length. Bulk work uses the same positions in `stratalog.ke
 import zlib
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.record import Field, Layout
@@ -119,6 +123,11 @@ PROPERTIES_LENGTH = Layout("properties length", Field("size", "i16", "properties
 FIXED_SIZE_V1 = HEAD.size + TOPIC_LENGTH_V1.size + PROPERTIES_LENGTH.size
 """Smallest record: V1, IPv4 hosts, nothing in it but lengths."""
 assert FIXED_SIZE_V1 == 91
+MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
+"""Each message takes this much of the log at least, be it in a batch."""
+_Offsets = TypeVar("_Offsets", int, NDArray[np.int64])
+_OFFSETS_AHEAD_MAX = 1 << 27
+"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
 
 
 def _merged_head(name: str, *fields: Field) -> Layout:
@@ -287,6 +296,11 @@ class Record:
                 self.properties,
             )
         )
+
+
+def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
+    """The largest queue offset that a record at a log offset can have."""
+    return commit_log_offset // MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
 
 
 def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> Record:

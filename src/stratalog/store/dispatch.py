@@ -1,7 +1,7 @@
 """The dispatcher: follows the log and derives ConsumeQueue units and index items from it, in order."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
-from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END
@@ -41,11 +41,6 @@ from stratalog.store.queue_set import QueueSet, UnitQueue
 CHUNK_RECORDS = 1 << 16
 """So few that what kernels read of the records one after the other stays in the cache."""
 NOTES_MAX = 100
-_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
-"""Each message takes this much of the log at least, be it in a batch."""
-_OFFSETS_AHEAD_MAX = 1 << 27
-"""Queues may be ahead of that: their log was lost once, or they are parts of a static topic."""
-_Offsets = TypeVar("_Offsets", int, NDArray[np.int64])
 _GAP_UNITS_MAX = 1 << 16
 _FILL_SIZE_MIN, _FILL_PER_LOG_BYTE, _FILE_COST = 256 << 20, 64, 64 << 10
 """Filler units may take so many bytes on disk, and so many more for each byte of log; a file costs that much at least.
@@ -248,6 +243,7 @@ class Dispatcher:
         offset = self.progress.offset
         file, position, stop, base = next(self._log.extents(offset, limit))
         count, position, status = scan(file.address, position, stop, base, TRUST, self._positions, self._sizes)
+        self._count = count
         if count and self.displaced:
             count, position, status = self._before_displaced(file, count, base, position, status)
         if count:
@@ -382,8 +378,9 @@ class Dispatcher:
         for problem in problems:
             self._note(f"log offset {offset:,}: {problem}; its other queues have the message")
         unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
+        file, _ = self._log.file_at(offset)
         for place in places:
-            self._take_light(place, number, offset, unit)
+            self._take_light(place, number, offset, unit, file)
 
     def _take_batch(self, row: int, message: Message, file: MappedFile, number: int) -> None:
         offset, queue = message.commit_log_offset, self._by_row[row]
@@ -430,7 +427,7 @@ class Dispatcher:
         )  # fmt: skip
         self._table.rows[row][QUEUE_NEXT_OFFSET] = offset + 1
 
-    def _take_light(self, place: Place, number: int, commit_log_offset: int, unit: bytes) -> None:
+    def _take_light(self, place: Place, number: int, commit_log_offset: int, unit: bytes, file: MappedFile) -> None:
         name, queue_offset = place
         row = self._row_of.get((name, LIGHT_QUEUE_ID))
         if row is None:
@@ -448,6 +445,12 @@ class Dispatcher:
                 place_taken = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
                 self._leave_out(place_taken, "another message has it, or went past it")
             return
+        if queue_offset > next_offset:
+            following = next_in_light(file, self._positions[number + 1 : self._count], name)
+            if following is not None and next_offset <= following <= queue_offset:
+                wrong = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
+                self._leave_out(wrong, f"the next message there has {following:,}")
+                return
         if queue_offset > next_offset or known != next_offset:  # a gap, or units by kernels are in front
             if not self._open_gap(row, number, commit_log_offset, queue_offset):
                 return
@@ -546,15 +549,27 @@ def next_of_queue(file: MappedFile, positions: NDArray[np.int64], record: Record
     return None
 
 
-def queue_offset_limit(commit_log_offset: _Offsets) -> _Offsets:
-    """The largest queue offset that a record at a log offset can have."""
-    return commit_log_offset // _MESSAGE_SIZE_MIN + _OFFSETS_AHEAD_MAX
+def next_in_light(file: MappedFile, positions: NDArray[np.int64], name: str) -> int | None:
+    """The queue offset in a light queue of the first record among those at some positions that names one; only so many
+    are looked at."""
+    positions, text, first = positions[:_LOOK_AHEAD_RECORDS], name.encode(), 0
+    end = int(positions[-1] + HEAD.unpack(file.view.data, int(positions[-1])).total_size) if len(positions) else 0
+    while first < len(positions):
+        found = file.map.find(text, int(positions[first]), end)
+        if found < 0:
+            return None
+        first = int(np.searchsorted(positions, found, "right"))
+        record = decode_record(file.view.data, int(positions[first - 1]), verify=False)
+        queue_offset = dict(light_places(record.properties, record.commit_log_offset)[0]).get(name)
+        if queue_offset is not None:
+            return queue_offset
+    return None
 
 
 def may_be_lost(count: int, lost_size: int, *, in_batches: bool = False) -> bool:
     """Whether so many messages of a queue can have been lost where so many bytes of log lie between two of it. Those of
     a batch queue take less than a record each (`in_batches`)."""
-    return count <= max(_GAP_UNITS_MAX, lost_size // (_MESSAGE_SIZE_MIN if in_batches else FIXED_SIZE_V1))
+    return count <= max(_GAP_UNITS_MAX, lost_size // (MESSAGE_SIZE_MIN if in_batches else FIXED_SIZE_V1))
 
 
 def _topic_of(record: Record) -> str:

@@ -78,6 +78,7 @@ import numpy as np
 
 from stratalog.errors import CorruptData, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.message import queue_offset_limit
 from stratalog.layout.queue import is_filler
 from stratalog.layout.record import OFFSETS_END
 from stratalog.store.batch_queue import BatchQueue
@@ -89,7 +90,6 @@ from stratalog.store.dispatch import (
     Dispatcher,
     LeftOut,
     may_be_lost,
-    queue_offset_limit,
 )
 from stratalog.store.evidence import (
     RESTORE_LOG,

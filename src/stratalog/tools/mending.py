@@ -31,12 +31,12 @@ from stratalog.layout.message import (
     Record,
     crc_of,
     decode_record,
+    queue_offset_limit,
 )
 from stratalog.layout.properties import NAME_END, VALUE_END, find_property
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import CRC_LEAD, has_record_crc, record_crc_holds, with_crc_name
 from stratalog.layout.sysflag import HOSTS_MASK, KNOWN_MASK, SysFlag, Transaction, enters_queue
-from stratalog.store.dispatch import queue_offset_limit
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.evidence import Claim, read_record
 

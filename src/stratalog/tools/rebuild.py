@@ -25,7 +25,7 @@ from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
-from stratalog.layout.message import FIXED_SIZE_V1, Record
+from stratalog.layout.message import FIXED_SIZE_V1, Record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import (
@@ -38,7 +38,7 @@ from stratalog.layout.queue import (
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
-from stratalog.store.dispatch import LeftOut, queue_offset_limit
+from stratalog.store.dispatch import LeftOut
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing

@@ -17,11 +17,10 @@ import numpy as np
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_NUM, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light_places
-from stratalog.layout.message import BATCH_ENTRY, FIXED_SIZE_V1, HEAD, PROPERTIES_LENGTH, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
 from stratalog.layout.names import is_topic
 from stratalog.layout.properties import find_property
 from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
-from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.message import decompress
 from stratalog.store.queue_begin import QueueKey, says_twice
 from stratalog.store.recovery import Damage
@@ -39,7 +38,6 @@ _TRIES = 8
 """How often a range's bytes may be read for what is tried on it."""
 _TRIES_SIZE_MIN = 1 << 16
 _SLOT_SIZE_MAX = 64 << 20
-_MESSAGE_SIZE_MIN = BATCH_ENTRY.size + PROPERTIES_LENGTH.size
 _NUMBER_BITS = 62
 
 Read = Callable[[int, int], bytes]
@@ -156,8 +154,12 @@ class Judge:
                 for at, other in queue.contested(places, by_units=by_units).items():
                     contested[int(queue.offsets[at])] = queue.row(other)
             else:
-                places += self._ahead_of_units(queue, places)
-                light += [(queue, *queue.row(at)[:2]) for at in places]
+                rivals = queue.contested(places, by_units=by_units)
+                pairs = [(queue.row(at), queue.row(rivals[at]) if at in rivals else None) for at in places]
+                pairs += [(queue.row(at), None) for at in self._ahead_of_units(queue, places)]
+                queue.remove(np.flatnonzero(np.isin(queue.offsets, [row[0] for row, _ in pairs])).tolist())
+                light += [(queue, *self._settled_light(queue, *pair)[:2]) for pair in pairs]
+                continue
             queue.remove(places)
         outcast = [(queue, self._settled(queue, row, contested)) for queue, row in outcast]
         for queue in self._evidence.queues.values():
@@ -272,6 +274,17 @@ class Judge:
         queue.exchange(outvoted, kept)
         if is_outvoted and not is_kept:
             del contested[outvoted[0]]
+        return outvoted
+
+    @staticmethod
+    def _settled_light(queue: QueueEvidence, outvoted: Row, kept: Row | None) -> Row:
+        """The same in a light queue, where the one that is wrong is in front of the hole or behind it."""
+        if kept:
+            queue.exchange(kept, outvoted)
+            low, high = queue.room_at(kept[0])
+            if high == low + 1:
+                return kept
+            queue.exchange(outvoted, kept)
         return outvoted
 
     def _fits_a_hole(self, offset: int, size: int) -> bool:
@@ -575,7 +588,7 @@ class Judge:
     def _is_near(self, offset: int, claim: Claim) -> bool:
         """Whether no more messages can be missing before it than the log has room for."""
         low, high = self._evidence.queue(*claim.key).room_at(offset)
-        return high is not None or claim.queue_offset - low <= max(0, offset - self._log_begin) // _MESSAGE_SIZE_MIN
+        return high is not None or claim.queue_offset - low <= max(0, offset - self._log_begin) // MESSAGE_SIZE_MIN
 
     # -- acceptance --------------------------------------------------------------------------------------------------
 
@@ -739,7 +752,7 @@ class Lost:
         room = self._rooms[at] - self._rooms[first] + offset - self._begins[at]
         counts = self._counts[queue.key]
         missing = number - low - (counts[-1] - counts[bisect_left(taken, (low, 0, 0))])
-        return bool(missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) <= room)
+        return bool(missing * (MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) <= room)
 
     def _take_holes(self, queue: QueueEvidence) -> None:
         """Offsets that no record has, between records and in front of them, and after them up to the last one that is
@@ -776,7 +789,7 @@ class Lost:
         inside = taken[at : bisect_left(taken, (high, 0, 0))]
         missing = high - low - sum(stop - number for number, stop, _ in inside)
         room = self._rooms[last] - self._rooms[first] if first < last else 0
-        if not missing or missing * (_MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) > room:
+        if not missing or missing * (MESSAGE_SIZE_MIN if queue.is_batch else FIXED_SIZE_V1) > room:
             return
         at = first
         for number, stop, damage in (*inside, (high, high, last - 1)):

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
-from stratalog.layout.message import HEAD
+from stratalog.layout.message import HEAD, queue_offset_limit
 from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
 from stratalog.layout.record import Layout
 from stratalog.store.disk import Disk, MappedFile
-from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.log_scan import closes_file, first_torn, is_unfinished, next_record
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable

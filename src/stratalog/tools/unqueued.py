@@ -16,7 +16,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.index import HEADER, ITEM, items_position
 from stratalog.layout.light import is_light
-from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     COMMIT_LOG,
@@ -32,7 +32,6 @@ from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
-from stratalog.store.dispatch import queue_offset_limit
 from stratalog.store.queue_begin import QueueKey, says_twice, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.snapshot import noted_log, sealed_ends
