@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, PLAIN, SIZES, Content, Kind, read_on
+from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, SIZES, Content, Kind, read_on
 from store.model import Clock, crash_copy
-from store.test_recreated_topics import settings_of
+from store.test_recreated_topics import settings_of, walked
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -114,3 +114,32 @@ def test_queues_that_begin_with_a_placeholder_are_built_again(
     with kind.open(tmp_path, mode="r") as store:
         found = read_on(store.queue(*key))[0]
         assert [found[number].commit_log_offset for number in range(1, count)] == places[1:]
+
+
+@pytest.mark.one_in(24)
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("first", [100, 101, 102])
+@pytest.mark.parametrize("block", [bytes(512), ONES * 512], ids=["zeros", "ones"])
+@pytest.mark.parametrize("put_count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_messages_lost_in_front_of_a_put_are_counted(
+    kind: Kind, count: int, put_count: int, block: bytes, first: int, road: str, tmp_path: Path
+) -> None:
+    """All that the log held was damaged, and more was put before the repair."""
+    root, content = tmp_path / "store", Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        kind.fill(store, content, count=count)
+        store.put("other", b"other")
+        count = -(-store.flush() // len(block))
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(block * count + path.read_bytes()[len(block) * count :])
+    with kind.open(root, clock_ns=Clock()) as store:
+        for number in range(first, first + put_count):
+            kind.put(store, number, Content())
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        for key, expected in content.queues.items():
+            found = read_on(store.queue(*key))[0]
+            assert not found.keys() & expected.keys()
+            assert {(key, number) for number in expected} <= reports.stated

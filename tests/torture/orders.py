@@ -405,7 +405,8 @@ def _compare(store: Store, commands: Commands, told: list[str]) -> None:
                 if not told:
                     raise Undetected(f"{key} lacks {number}, and nothing says so")
                 is_torn = store.stop in ("killed", "RocketMQ killed") or any("given again" in text for text in told)
-                is_stated = (key, number) in commands.stated or is_torn
+                is_left_out = any(f"commit_log_offset={known.commit_log_offset}," in text for text in told)
+                is_stated = (key, number) in commands.stated or is_torn or is_left_out
                 if number in put and not is_stated:
                     raise Lost(f"{key}: {number} was given again")
                 is_newest = known.commit_log_offset == max(store.records)  # damaged, it looks torn

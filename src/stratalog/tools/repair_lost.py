@@ -761,7 +761,7 @@ class Lost:
         taken, log_end = self._taken[queue.key], self._damages[-1].end if self._damages else 0
         if len(numbers):
             begin, low = self._evidence.begins.get(queue.key), 0
-            first = begin.commit_log_offset if begin else 0
+            first = begin.commit_log_offset if begin and not begin.queue_offset else 0  # else more was lost before it
             if self._log_begin:  # what was in front expired, but for what units of lost messages tell
                 low, first = min((n for n, _ in queue.lost_numbers if n < numbers[0]), default=int(numbers[0])), 0
             self._take_hole(queue, low, int(numbers[0]), first, int(offsets[0]))
