@@ -139,13 +139,7 @@ class Reports:
         plan = plan_repair(root, settings=StoreSettings.make({**SIZES, **kind.settings}))
         self.lost |= {(message.topic, message.queue_id) for message in plan.lost}
         self.texts += [f"lost {message}" for message in plan.lost]
-        self.stated = {
-            ((topic, queue_id), place)
-            for one in plan.lost
-            for topic, queue_id, number in one.all_places
-            for place in (range(number, one.end) if topic == one.topic else [number])
-        }
-        self.stated |= offsets_of(plan.missing)
+        self.stated = offsets_of([*plan.missing, *(place for one in plan.lost for place in one.all_places)])
         self.unplaced = bool(plan.unplaced)
         self.is_repaired = True
         self.texts += [f"missing {one}" for one in plan.missing]

@@ -342,9 +342,7 @@ class Commands:
     def _repair(self) -> VerifyReport:
         plan = plan_repair(self.root, settings=settings_of(self._kind))
         for one in plan.lost:
-            for topic, queue_id, number in one.all_places:
-                end = one.end if topic == one.topic else number + 1
-                self.stated |= {((topic, queue_id), place) for place in range(number, end)}
+            self.stated |= offsets_of(one.all_places)
         self.stated |= offsets_of(plan.missing)
         self.moved |= {one.commit_log_offset for one in plan.unplaced}
         self.told += [*map(str, plan.lost), *map(str, plan.missing), *map(str, plan.unplaced), *plan.unmended]

@@ -249,7 +249,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if size:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:
-        places = ((lost.topic, lost.queue_id, lost.queue_offset, lost.end) for lost in sorted(plan.lost))
+        places = sorted(place for message in plan.lost for place in message.all_places)
         shown["lost"] = f"{counted(plan.lost_count, 'message')}: {offsets_text(places)}"
     if plan.missing:
         shown["missing"] = missing_text(plan.missing)

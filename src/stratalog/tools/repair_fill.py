@@ -68,10 +68,10 @@ class LostMessage:
         return self.batch_size or 1
 
     @property
-    def all_places(self) -> list[tuple[str, int, int]]:
-        """Topic, queue and offset of it in its own queue, then in light queues."""
-        light = [(name, LIGHT_QUEUE_ID, number) for name, number in self.places]
-        return [(self.topic, self.queue_id, self.queue_offset), *light]
+    def all_places(self) -> list[tuple[str, int, int, int]]:
+        """Topic, queue and offsets [first, end) of it in its own queue, then in light queues."""
+        light = [(name, LIGHT_QUEUE_ID, number, number + 1) for name, number in self.places]
+        return [(self.topic, self.queue_id, self.queue_offset, self.end), *light]
 
     @property
     def end(self) -> int:
@@ -207,8 +207,8 @@ def in_log_order(lost: Iterable[LostMessage]) -> list[LostMessage]:
     messages = sorted(set(lost))
     queues: dict[tuple[str, int], list[tuple[int, LostMessage]]] = defaultdict(list)
     for message in messages:
-        for topic, queue_id, number in message.all_places:
-            queues[topic, queue_id].append((number, message))
+        for topic, queue_id, first, _ in message.all_places:
+            queues[topic, queue_id].append((first, message))
     sorter: TopologicalSorter[LostMessage] = TopologicalSorter(dict.fromkeys(messages, ()))
     for found in queues.values():
         for (_, before), (_, after) in pairwise(sorted(found)):

@@ -366,8 +366,8 @@ class _LogPlan:
         it or, after retention, begin after it."""
         known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for message in self._plan.lost:
-            for topic, queue_id, number in message.all_places:
-                known[topic, queue_id].append((number, message.end if topic == message.topic else number + 1))
+            for topic, queue_id, first, end in message.all_places:
+                known[topic, queue_id].append((first, end))
         for topic, queue_id, first, end in self._plan.report.missing:
             queue = evidence.queue(topic, queue_id)
             if (topic, queue_id) in left_by:
@@ -501,9 +501,8 @@ class _LogPlan:
                 covered = set(kept)
                 lost = [message for message in lost if message not in covered]
             for message in kept:
-                for topic, queue_id, number in message.all_places:
-                    end_offset = message.end if topic == message.topic else number + 1
-                    self._kept_ends[topic, queue_id] = max(self._kept_ends.get((topic, queue_id), 0), end_offset)
+                for topic, queue_id, _, stop in message.all_places:
+                    self._kept_ends[topic, queue_id] = max(self._kept_ends.get((topic, queue_id), 0), stop)
             self._plan.actions.append(replace(action, lost=tuple([*kept, *lost] if end >= damage.end else kept)))
         return lost
 
@@ -511,15 +510,15 @@ class _LogPlan:
         """Those of the lost messages after which their queue, or a light one, has nothing: without a placeholder at the
         log's end their offsets would be given again."""
         found, ends = [], dict(self._kept_ends)
-        for key in {(topic, queue_id) for message in lost for topic, queue_id, _ in message.all_places}:
+        for key in {(topic, queue_id) for message in lost for topic, queue_id, *_ in message.all_places}:
             ends[key] = max(ends.get(key, 0), int(evidence.queue(*key).ends.max(initial=0)))
         for message in lost:
             newest = [place for place in message.all_places if place[2] >= ends[place[:2]]]
             if message.all_places[0] in newest:
-                places = tuple((topic, number) for topic, _, number in newest[1:])
+                places = tuple((topic, first) for topic, _, first, _ in newest[1:])
                 found.append(replace(message, places=places))
             else:  # its own queue goes on: a record of the light queue alone
-                found += [LostMessage(*place) for place in newest]
+                found += [LostMessage(*place[:3]) for place in newest]
         return found
 
     def _give_up(self, offset: int, size: int) -> list[LostMessage]:
