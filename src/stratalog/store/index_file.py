@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, command
 from stratalog.kernels.index import find_items, put_keys, rebuild_slots
 from stratalog.layout.index import (
     HEADER,
@@ -226,7 +226,8 @@ class Index:
             raise ConfigurationError(
                 f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
                 f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
-                "max_index_num as the store was written with, or remove the directory: it is built again from the log"
+                f"max_index_num as the store was written with, or let {command('repair', self.directory.parent)} build "
+                "the index again from the log"
             )
         return sizes
 
