@@ -55,6 +55,7 @@ class Store:
             "mapped_file_size_commit_log": self.log_file_size,
             "mapped_file_size_consume_queue": units * UNIT.size,
             "mapper_file_size_batch_consume_queue": units * BATCH_UNIT.size,
+            "enabled_append_prop_crc": chance.random() < 0.25,
         })  # fmt: skip
         self.generations = chance.choice((1, 1, 2, 2, 3))
         self.content = self._filled()
@@ -149,8 +150,9 @@ class Store:
         data = bytearray(self.records[offset])
         what = self._chance.choice(("zeros", "ones", "a bit"))
         if what == "a bit":
-            is_light = self.kind.queues is LIGHT_KIND.queues  # nothing covers the properties that name its queues
-            at = self._chance.randrange(FIXED_SIZE_V1 if is_light else len(data))
+            is_light = self.kind.queues is LIGHT_KIND.queues  # no CRC: nothing covers what names its queues
+            is_covered = self.kind.settings["enabled_append_prop_crc"] or not is_light
+            at = self._chance.randrange(len(data) if is_covered else FIXED_SIZE_V1)
             data[at] ^= 1 << self._chance.randrange(8)
             what = f"a bit of byte {at}"
         else:
