@@ -248,7 +248,7 @@ def begins_of(
         if number < queue.end_offset:
             key, first = (queue.topic, queue.queue_id), LiveUnit(number, *queue.unit(number)[:2], number + 1)
             before = queue.unit(number - 1) if queue.first_offset < number else None
-            if leads_to_first(first, key, before, log.first_offset, partial(_record_at, log)):
+            if leads_to_first(first, key, before, (log.first_offset, log.end_offset), partial(_record_at, log)):
                 found[key] = QueueBegin(*first[:2])
                 continue
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):

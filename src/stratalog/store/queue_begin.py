@@ -30,7 +30,6 @@ from stratalog.store.log_scan import closes_file, next_record, written_end
 QueueKey = tuple[str, int]
 _CHUNK_RECORDS = 1 << 13
 _UNITS_ASKED = 8
-_OFFSET_BITS = 62
 
 
 class QueueBegin(NamedTuple):
@@ -154,23 +153,24 @@ def is_expired(
 
 
 def leads_to_first(
-    unit: LiveUnit, key: QueueKey, before: tuple[int, int, int] | None, log_begin: int,
+    unit: LiveUnit, key: QueueKey, before: tuple[int, int, int] | None, log: tuple[int, int],
     record_at: Callable[[int], Record | None],
 ) -> bool:  # fmt: skip
     """Whether the first unit of a queue that leads into the log leads to the queue's first message there, for certain.
-    `before` is the unit in front of it. Not so if one bit off stands a newer message of its place and size: the record
-    may be a deleted one."""
+    `before` is the unit in front of it; the `log` begins and ends there. Not so if one bit off stands a newer message
+    of its place and size: the record may be a deleted one."""
     offset, record = unit.commit_log_offset, record_at(unit.commit_log_offset)
     if not record or record.total_size != unit.size or not has_place(record, *key, unit.queue_offset):
         return False
     if unit.queue_offset and not (
-        log_begin and before and is_expired(before, key, unit.queue_offset, offset, log_begin, record_at)
+        log[0] and before and is_expired(before, key, unit.queue_offset, offset, log[0], record_at)
     ):
         return False
-    newer = (record_at(offset | 1 << bit) for bit in range(_OFFSET_BITS) if not offset >> bit & 1)
+    newer = (offset | 1 << bit for bit in range(log[1].bit_length()) if not offset >> bit & 1)
     return not any(
-        other and other.total_size == unit.size and has_place(other, *key, unit.queue_offset) for other in newer
-    )
+        other.total_size == unit.size and has_place(other, *key, unit.queue_offset)
+        for place in newer if place < log[1] and (other := record_at(place))
+    )  # fmt: skip
 
 
 def live_begins(

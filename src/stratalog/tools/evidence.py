@@ -492,12 +492,14 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
     with log_files(root, disk) as log:
+        log_end = int(log[-1].path.name) + log[-1].size if log else 0
+        record_in = partial(_record_in, log)
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(root, tree, disk):
                 with contextlib.suppress(Unreadable):
                     if units := first_units(directory, layout, log_begin, disk):
                         before = unit_before(directory, layout, units[0], disk) if log_begin else None
-                        if leads_to_first(units[0], (topic, queue_id), before, log_begin, partial(_record_in, log)):
+                        if leads_to_first(units[0], (topic, queue_id), before, (log_begin, log_end), record_in):
                             found[topic, queue_id] = QueueBegin(*units[0][:2])
                         else:
                             doubtful[topic, queue_id] = units
