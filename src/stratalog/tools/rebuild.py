@@ -417,7 +417,8 @@ def _short_ends(
         if written_end(staging, (topic, queue_id), disk) >= end:
             continue
         is_carried = any(
-            forgotten(root / tree / topic / str(queue_id), staging / tree / topic / str(queue_id), layout, log)[0]
+            not (new := staging / tree / topic / str(queue_id)).exists()
+            and forgotten(root / tree / topic / str(queue_id), new, layout, log)[0]
             for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT))
         )
         if not is_carried or written_end(root, (topic, queue_id), disk) < end:

@@ -235,8 +235,13 @@ def _displaced(
         now = new.get(key) if not (is_repaired and is_light(key[0])) else None
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[2].max())
-            may_stand_elsewhere = is_light(key[0]) or (is_repaired and key[0] in batches)
-            yield offsets[gone & ~_is_among(offsets, np.sort(now[1]) if may_stand_elsewhere else kept)]
+            mine = np.sort(now[1])
+            if is_light(key[0]):
+                stays = _is_among(offsets, mine)
+            else:
+                stays = _is_among(offsets, kept)
+                stays |= _is_among(offsets, mine) & (is_repaired and key[0] in batches)
+            yield offsets[gone & ~stays]
 
 
 def _shrunk(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
