@@ -363,3 +363,38 @@ def test_the_unit_of_an_only_message_stays_for_repair(kind: Kind, field: str, tm
     assert repair(plan_repair(tmp_path, settings=StoreSettings.make({**SIZES, **kind.settings}))).ok
     with kind.open(tmp_path, mode="r") as store:
         assert read_on(store.queue(*key))[0] == content.queues[key]
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("state", STATES[:4])
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_record_that_names_an_unused_queue_is_restored_after_puts_there(
+    kind: Kind, count: int, which: int, is_killed: bool, state: str, tmp_path: Path
+) -> None:
+    if not which and state == "crashed, no index":
+        pytest.skip("all queues are built again, and the record begins a queue wherever it says")
+    root, content = tmp_path / "store", Content()
+    with kind.open(root) as store:
+        for number in range(count):
+            kind.put(store, 2 * number, content)
+    places = list(dict.fromkeys(known.commit_log_offset for known in content.queues[kind.queues[0]].values()))
+    change(root, places[min(which, count - 1)], "queue id, another's")
+    stop(root, state)
+    put = Content()
+    with kind.open(root) as store:
+        ends = {key: store.queue(*key).max_offset for key in kind.queues}
+        for number in (100, 101):
+            kind.put(store, number, put)
+        places = [known.commit_log_offset for queue in put.queues.values() for known in queue.values()]
+    if is_killed:
+        (root / ABORT).touch()
+    reports = Reports()
+    reports.repaired(kind, root)
+    with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            found = read_on(store.queue(*key))[0]
+            assert content.queues.get(key, {}).items() <= found.items()
+            assert {known.commit_log_offset for number, known in found.items() if number >= ends[key]} <= set(places)
