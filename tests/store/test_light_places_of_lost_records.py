@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,37 @@ def test_what_is_put_after_the_log_was_lost_stands_in_its_light_queues(count: in
         assert [message.commit_log_offset for message in store.queue(*key).read(begin)] == [
             receipt.commit_log_offset for receipt in put
         ]
+
+
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
+@pytest.mark.parametrize("digit", range(10))
+@pytest.mark.parametrize("which", [0, 1, 4, -1])
+@pytest.mark.parametrize("is_expired", [True, False])
+def test_a_message_stays_at_its_offset_in_a_light_queue(
+    is_expired: bool, which: int, digit: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """The first digit of the offset that its record says it has there was changed."""
+    size, key, root, content = 2048, LIGHT_KIND.queues[0], tmp_path / "store", Content()
+    kind = replace(LIGHT_KIND, settings={**LIGHT_KIND.settings, "mapped_file_size_commit_log": size})
+    with kind.open(root) as store:
+        kind.fill(store, content, count=30 if is_expired else 9)
+    if is_expired:
+        (root / "commitlog" / f"{0:020d}").unlink()
+    there = {n: known for n, known in content.queues[key].items() if known.commit_log_offset >= size * is_expired}
+    number, place = list(there.items())[which][0], list(there.values())[which].commit_log_offset
+    path, lead = root / "commitlog" / f"{place - place % size:020d}", b"INNER_MULTI_QUEUE_OFFSET\x01"
+    data = bytearray(path.read_bytes())
+    at = data.index(lead, place % size) + len(lead)
+    data[at : at + 1] = b"%d" % digit
+    path.write_bytes(data)
+    STATES[state](root)
+    reports = walked(kind, root, road)
+    with kind.open(root, mode="r") as store:
+        found, errors, _ = read_on(store.queue(*key))
+    assert found.items() <= there.items()
+    lacking = there.keys() - found.keys()
+    assert lacking <= (set() if "repaired" in road else {number})
+    assert not lacking or errors or any(filter(None, reports.texts))
+    assert "repaired" not in road or not reports.stated

@@ -46,6 +46,7 @@ from stratalog.store.queue_begin import (
     says_twice,
 )
 from stratalog.store.queue_set import QueueSet, UnitQueue
+from stratalog.store.special_read import messages_in
 
 RESTORE_LOG = (
     "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
@@ -193,14 +194,16 @@ def drop_torn(
 
 def _end_by_record(queue: UnitQueue, record: Record | None, before: Sequence[int] | None) -> int:
     """Where a batch queue ends by the record of its newest unit, if the record says its offset twice or goes on from
-    the unit before: the unit's own offset or size was damaged. 0 for another queue."""
+    the unit before: the unit's own offset or size was damaged, or how many messages the record says that it has. 0 for
+    another queue."""
     if not isinstance(queue, BatchQueue) or record is None:
         return 0
     last = BATCH_UNIT.record._make(before) if before else None
     goes_on = record.queue_offset == (last.base_offset + last.batch_size if last else 0)
     if not (_is_in(record, queue, record.queue_offset) and (says_twice(record) or goes_on)):
         return 0
-    return record.queue_offset + batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+    count = messages_in(record) or batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+    return record.queue_offset + count
 
 
 def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:

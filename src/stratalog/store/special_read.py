@@ -10,7 +10,8 @@ import msgspec
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_FLAGS, INNER_NUM, BatchEntry, batch_size_of, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
-from stratalog.layout.message import LOST_FLAG, crc_of
+from stratalog.layout.message import LOST_FLAG, Record, crc_of
+from stratalog.layout.properties import find_property
 from stratalog.layout.queue import FILLER_SIZE, UNIT
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
 from stratalog.store.batch_queue import BatchQueue, BatchSpan
@@ -40,6 +41,18 @@ def entries_of(sys_flag: int, properties: bytes, queue_offset: int, body: bytes)
     if len(entries) != size:
         raise CorruptData(f"{INNER_NUM} is {size:,}, its body holds {len(entries):,} messages")
     return entries
+
+
+def messages_in(record: Record) -> int:
+    """Messages in the body of an inner batch, whatever its properties say; 0 for another record."""
+    if not record.sys_flag & SysFlag.INNER_BATCH and find_property(record.properties, INNER_NUM.encode()) is None:
+        return 0
+    try:
+        is_compressed = record.sys_flag & SysFlag.COMPRESSED
+        body = decompress(record.body, record.sys_flag, size_max=_BODY_SIZE_MAX) if is_compressed else record.body
+        return len(decode_batch_body(body))
+    except (CorruptData, IllegalMessage):
+        return 0
 
 
 def unwrapped(message: Message) -> list[Message]:

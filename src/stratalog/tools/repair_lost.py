@@ -14,16 +14,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_NUM, decode_batch_body
+from stratalog.errors import CorruptData
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
 from stratalog.layout.names import is_topic
-from stratalog.layout.properties import find_property
-from stratalog.layout.sysflag import KNOWN_MASK, SysFlag, enters_queue
-from stratalog.store.message import decompress
+from stratalog.layout.sysflag import KNOWN_MASK, enters_queue
 from stratalog.store.queue_begin import QueueKey, says_twice
 from stratalog.store.recovery import Damage
+from stratalog.store.special_read import messages_in
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
 from stratalog.tools.mending import claim_of, identified, restored, with_light_offset
@@ -156,7 +154,7 @@ class Judge:
             else:
                 rivals = queue.contested(places, by_units=by_units)
                 pairs = [(queue.row(at), queue.row(rivals[at]) if at in rivals else None) for at in places]
-                pairs += [(queue.row(at), None) for at in self._ahead_of_units(queue, places)]
+                pairs += [(queue.row(at), None) for at in self._misplaced(queue, places)]
                 queue.remove(np.flatnonzero(np.isin(queue.offsets, [row[0] for row, _ in pairs])).tolist())
                 light += [(queue, *self._settled_light(queue, *pair)[:2]) for pair in pairs]
                 continue
@@ -229,7 +227,9 @@ class Judge:
         """Whether a record that says it is the first of its queue can have stood elsewhere: a unit leads to it, or
         there is a place without a record between others that it fits into."""
         offset, size, *_ = queue.row(at)
-        if any(claim.key == queue.key or self._takes(offset, claim) for claim in self._claims_at(offset, size)):
+        by_offset = self._evidence.light_claims if is_light(queue.key[0]) else self._evidence.claims
+        claims = [claim for claim in by_offset.get(offset, []) if claim.size == size]
+        if any(claim.key == queue.key or self._takes(offset, claim) for claim in claims):
             return True
         if 0 < at < len(queue.numbers) - 1 and queue.numbers[at + 1] - queue.ends[at - 1] == (
             queue.ends[at] - queue.numbers[at]
@@ -248,16 +248,19 @@ class Judge:
             queue.units_begin < queue.offsets[at] < newest and not claims.get(int(queue.offsets[at])) for at in outvoted
         )
 
-    def _ahead_of_units(self, queue: QueueEvidence, outvoted: list[int]) -> list[int]:
-        """Records of a light queue that leave offsets out, though a unit leads to them at the first of these."""
-        expected = np.append(0 if not self._log_begin else -1, queue.ends[:-1])
-        return [
-            at for at in np.flatnonzero((queue.numbers > expected) & ~queue.supported & ~queue.certain).tolist()
-            if at not in outvoted and expected[at] in [
-                claim.queue_offset for claim in self._evidence.light_claims.get(int(queue.offsets[at]), [])
-                if claim.key == queue.key
-            ]
-        ]  # fmt: skip
+    def _misplaced(self, queue: QueueEvidence, outvoted: list[int]) -> list[int]:
+        """Records of a light queue to which a unit leads at an offset that joins those of its neighbours, at least as
+        well as the record's own."""
+        found = []
+        for at in np.flatnonzero(~queue.supported & ~queue.certain).tolist():
+            offset, _, number, _ = queue.row(at)
+            low = int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0
+            high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else -1
+            led = [one.queue_offset for one in self._evidence.light_claims.get(offset, []) if one.key == queue.key]
+            joined = (low == number) + (number + 1 == high)
+            if at not in outvoted and any((low == one) + (one + 1 == high) >= max(joined, 1) for one in led):
+                found.append(at)
+        return found
 
     def _settled(self, queue: QueueEvidence, outvoted: Row, contested: dict[int, Row]) -> Row:
         """Which of two records that claim one place is wrong: the one that fits one hole, if the other fits none, be
@@ -393,7 +396,8 @@ class Judge:
         votes = 0 if is_gone else (number == low) + (end == high)
         data = self._read(offset, size)
         is_sure = queue.is_batch and (record := read_record(data)) is not None and says_twice(record)
-        claims, count = self._claims_at(offset, size), _batch_size_in(data) if queue.is_batch else 0
+        claims, record = self._claims_at(offset, size), read_record(data) if queue.is_batch else None
+        count = messages_in(record) if record else 0
         is_wrong = offset in self._evidence.contradicting
         if is_wrong and (right := with_right_flags(data)):
             own = claim_of(decode_record(right, verify=False))
@@ -634,21 +638,6 @@ def _drop_unlikely(evidence: Evidence, log_end: int) -> None:
             ]  # fmt: skip
             if not claims[offset]:
                 del claims[offset]
-
-
-def _batch_size_in(data: bytes) -> int:
-    """Messages in the body of an inner batch, whatever its properties say; 0 for another record."""
-    record = read_record(data)
-    if record is None:
-        return 0
-    if not record.sys_flag & SysFlag.INNER_BATCH and find_property(record.properties, INNER_NUM.encode()) is None:
-        return 0
-    try:
-        is_compressed = record.sys_flag & SysFlag.COMPRESSED
-        body = decompress(record.body, record.sys_flag, size_max=_SLOT_SIZE_MAX) if is_compressed else record.body
-        return len(decode_batch_body(body))
-    except (CorruptData, IllegalMessage):
-        return 0
 
 
 def _stored_size(topic: str) -> int:

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreLocked, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
-from stratalog.layout.light import is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
@@ -310,7 +310,9 @@ class _LogPlan:
         found = Judge(evidence, [*damages, tail], pieces, self._read, log_begin=log_begin).decide()
         plan.scanned_size = found.scanned_size
         whole = [mend for mend in found.mends if not mend.is_damaged]
-        left_by = {claim_of(self._record_at(mend.offset, len(mend.data))).key for mend in whole}
+        stored = [self._record_at(mend.offset, len(mend.data)) for mend in whole]
+        left_by = {claim_of(record).key for record in stored}
+        left_by |= {(name, LIGHT_QUEUE_ID) for one in stored for name, _ in light_places(one.properties, _FOREVER)[0]}
         for mend in found.mends:
             self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
         plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count

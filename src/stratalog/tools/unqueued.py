@@ -236,8 +236,12 @@ def _displaced(
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[2].max())
             mine = np.sort(now[1])
-            if is_light(key[0]):
-                stays = _is_among(offsets, mine)
+            if is_light(
+                key[0]
+            ):  # RocketMQ may have put messages at smaller places than their offsets, one after another
+                at = np.minimum(np.searchsorted(now[1], offsets), len(now[1]) - 1)
+                is_ahead = (now[1][at] == offsets) & (now[0][at] > numbers)
+                stays = is_ahead & np.append(is_ahead[1:], False)
             else:
                 stays = _is_among(offsets, kept)
                 stays |= _is_among(offsets, mine) & (is_repaired and key[0] in batches)
@@ -299,6 +303,8 @@ def _contradicts(piece: Led, now: Led, led: Offsets) -> bool:
         is_own = _is_among(piece[1], np.sort(now[1]))
         return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > int(np.count_nonzero(is_own))
     other_count = int(np.count_nonzero(piece[1][mine] != now[1][there]))
+    if len(mine) == 1:  # it may be a single message that went elsewhere in its queue
+        return bool(other_count) and not bool(_is_among(piece[1], np.sort(now[1])).any())
     return (other_count > 1 and 4 * other_count > len(mine)) or other_count == len(mine)
 
 

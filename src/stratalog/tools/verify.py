@@ -168,6 +168,10 @@ def _verify(
             f"{root}: queues or index are not as the last clean stop counted them; the next opening builds them again "
             "from the log"
         )
+    if report.gone_count and not any(PrivateDisk().files(root / COMMIT_LOG).values()):  # retention leaves a file
+        report.add(
+            Problem("log", str(root / COMMIT_LOG), 0, "a file that is not empty", "none", no_record_step(settings))
+        )
     if report.is_log_lost:  # whatever else is wrong follows from that
         report.problems = [problem for problem in report.problems if problem.part == "config"]
         report.problem_count = len(report.problems)
