@@ -877,3 +877,24 @@ def test_a_topic_s_wrong_length_is_mended_without_a_unit_and_nothing_else_is_tak
         found = restored(whole[:at] + bytes([length]) + whole[at + 1 :], 0, None)
         assert found in (None, whole)
         assert found or length > 127 or not properties
+
+
+@pytest.mark.parametrize("is_dispatched", [True, False])
+def test_an_only_log_file_that_is_empty_is_not_removed(is_dispatched: bool, tmp_path: Path) -> None:
+    """Retention took the others. Its name is all that tells where the log begins."""
+    live, root = tmp_path / "live", tmp_path / "store"
+    with stratalog.open(live, **SETTINGS) as store:
+        while store.log.end_offset < FILE_SIZE:
+            store.put("filler", b"x" * 900)
+        store.dispatch()
+        store.put("filler", b"in the next file")
+        if is_dispatched:
+            store.dispatch()
+        shutil.copytree(live, root, ignore=shutil.ignore_patterns("lock"))
+    first, second = files(root)[:2]
+    first.unlink()
+    second.write_bytes(b"")
+    assert not verify(root).ok
+    with pytest.raises(CorruptData, match="not one whole record"):
+        plan_repair(root)
+    assert files(root) == [second]
