@@ -36,6 +36,7 @@ _SPARSE_SIZE_MIN, _COMPRESSION_MAX, _BLOCK_SIZE = 1 << 20, 64, 512
 _ZERO_CHUNK_SIZE = 1 << 16
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_POPULATE_READ = 22
+_TMPFS_MAGIC = 0x01021994
 _UNREADABLE = frozenset({errno.EFAULT, errno.EIO})
 """Since Linux 5.14; before that it is refused, and nothing is lost but the time it saves."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +44,7 @@ _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
 )  # fmt: skip
 _libc.mmap.restype = ctypes.c_void_p
+_libc.fstatfs.argtypes = ctypes.c_int, ctypes.POINTER(ctypes.c_long)
 _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _held: set[str] = set()
 """Lock files on which this process holds the lock: tells whom to name when it cannot be taken."""
@@ -518,6 +520,7 @@ class PrivateDisk(Disk):
             fd = os.open(path, os.O_RDONLY)
             try:
                 mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+                _cover_holes(fd, mapping)
                 self._mapped[path] = MappedFile(path, -1, mapping, data_end=data_end(fd, len(mapping)))
             finally:
                 os.close(fd)
@@ -580,6 +583,26 @@ def _map(fd: int, flags: int) -> mmap.mmap:
     if _libc.mmap(address, size, protection, flags | _MAP_FIXED, fd, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return space
+
+
+def _cover_holes(fd: int, mapping: mmap.mmap) -> None:
+    """Map memory over a file's holes if it is on a tmpfs that has no room for them. There a load from a hole takes a
+    page of the disk, and ends the process when none is left."""
+    status = (ctypes.c_long * 16)()  # f_type, f_bsize, f_blocks, f_bfree, ...
+    size, blocks = len(mapping), os.fstat(fd).st_blocks
+    if _libc.fstatfs(fd, status) or status[0] != _TMPFS_MAGIC or status[3] * status[1] >= size - blocks * _BLOCK_SIZE:
+        return
+    address, end = np.frombuffer(mapping, np.uint8).ctypes.data, 0
+    while end < size:
+        begin = os.lseek(fd, end, os.SEEK_HOLE)
+        try:
+            end = os.lseek(fd, begin, os.SEEK_DATA)
+        except OSError:
+            end = size
+        if begin < end:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+            if _libc.mmap(address + begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) is None:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _unfinished(path: Path) -> Path:

@@ -5,7 +5,6 @@ a time. The files are only read.
 """
 
 import errno
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -222,10 +221,7 @@ def _units(path: Path, layout: Layout, told: Callable[[int, Any], tuple[str, dic
 
 def dump_extension(path: Path) -> Iterator[Item]:
     """Units of a ConsumeQueueExt file with their bitmaps."""
-    if not path.stat().st_size:
-        return
-    with path.open("rb") as file:
-        data, position = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), 0
+    data, position = memoryview(path.read_bytes()), 0
     while position + EXTENSION_END.size <= len(data):
         size = EXTENSION_END.unpack(data, position).mark
         if size < EXTENSION_UNIT.size or position + size > len(data):

@@ -29,7 +29,7 @@ from stratalog.layout.names import (
 from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers, is_extension_address, is_filler
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
-from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
@@ -40,7 +40,7 @@ from stratalog.tools.batches import SET_TYPE, batches_outside
 from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type
-from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, Unreadable, VerifyReport
+from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, VerifyReport
 from stratalog.tools.verify_special import SpecialQueues
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -59,7 +59,7 @@ class _QueueFiles:
     those that could not be read."""
 
     def __init__(
-        self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk, extensions: OpenFiles,
+        self, root: Path, topic: str, queue_id: int, settings: StoreSettings, disk: PrivateDisk, files: OpenFiles,
         report: VerifyReport,
     ) -> None:  # fmt: skip
         file_size = settings.consume_queue_file_size
@@ -67,19 +67,15 @@ class _QueueFiles:
         self.key = topic, queue_id
         self.name = f"{topic}/{queue_id}"
         self._units_per_file = file_size // UNIT.size
-        self._files: dict[int, MappedFile] = {}
+        self._open = files
         self._unreadable: set[int] = set()
-        for name, size in disk.files(self.directory).items():
-            start = offset_of(name)
-            if start is not None and size == file_size:
-                try:
-                    self._files[start // UNIT.size] = disk.map(self.directory / name)
-                except Unreadable:
-                    self._unreadable.add(start // UNIT.size)
+        sizes = disk.files(self.directory).items()
+        found = ((offset_of(name), size) for name, size in sizes)
+        self._starts = {start // UNIT.size for start, size in found if start is not None and size == file_size}
         self.is_unreadable = report.is_unreadable(self.directory)
         self.extension_directory = root / CONSUME_QUEUE_EXT / topic / str(queue_id)
         self._new_extension = partial(
-            ExtensionFiles, root, topic, queue_id, extensions, disk, file_size=settings.consume_queue_ext_file_size
+            ExtensionFiles, root, topic, queue_id, files, disk, file_size=settings.consume_queue_ext_file_size
         )
         self.load_extension()
 
@@ -93,10 +89,14 @@ class _QueueFiles:
         """Units [first, first + count), a copy."""
         found = np.zeros(count, UNIT.dtype)
         for start in range(first - first % self._units_per_file, first + count, self._units_per_file):
-            if start in self._files:
+            if start in self._starts - self._unreadable:
                 low, high = max(first, start), min(first + count, start + self._units_per_file)
-                stored = np.frombuffer(self._files[start].view, UNIT.dtype, high - low, (low - start) * UNIT.size)
-                found[low - first : high - first] = stored
+                path, position = self.place(low)
+                try:  # not through a mapping: the file is sparse, and on a tmpfs a load from a hole takes room
+                    stored = self._open.read(Path(path), position, (high - low) * UNIT.size)
+                    found[low - first : high - first] = np.frombuffer(stored, UNIT.dtype)
+                except StoreUnavailable:
+                    self._unreadable.add(start)
         return found
 
     def were_read(self, first: int, count: int) -> NDArray[np.bool_]:
@@ -113,7 +113,7 @@ class _QueueFiles:
 
     def ranges(self) -> list[tuple[int, int]]:
         """Queue offsets that the files have room for, as [first, end) a file."""
-        return [(start, start + self._units_per_file) for start in sorted(self._files)]
+        return [(start, start + self._units_per_file) for start in sorted(self._starts)]
 
 
 class _Expected:
@@ -138,7 +138,7 @@ class QueueCheck:
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
         self._begins = queue_begins(root, disk)
         self._special = SpecialQueues(root, disk, report, self._begins)
-        self._extensions = OpenFiles(disk)
+        self._open = OpenFiles(disk)
         self._topics = Topics(root, disk)
         self._outside: set[str] = set()
         self._has_light_queues = has_light_queues(root, disk, settings)
@@ -236,7 +236,7 @@ class QueueCheck:
 
     def _files(self, topic: str, queue_id: int) -> _QueueFiles:
         return _QueueFiles(
-            self._root, topic, queue_id, self._settings, self._disk, self._extensions, self._report
+            self._root, topic, queue_id, self._settings, self._disk, self._open, self._report
         )  # fmt: skip
 
     def _compare(self, chunk: Chunk, begin: int, end: int) -> None:
@@ -432,8 +432,8 @@ class QueueCheck:
         return True
 
     def close(self) -> None:
-        """Close the files of extensions."""
-        self._extensions.close()
+        """Close the files of queues and extensions."""
+        self._open.close()
 
     def _names(self, tree: str) -> Iterator[tuple[str, int]]:
         for topic in filter(is_topic, self._disk.directories(self._root / tree)):
