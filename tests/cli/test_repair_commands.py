@@ -17,7 +17,7 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
-from store.kinds import KINDS, Kind
+from store.kinds import KINDS, PLAIN, SIZES, Kind
 from store.model import scratch_folder
 from store.test_misplaced_queues import fill, moved
 from stratalog.cli import progress
@@ -151,6 +151,18 @@ def test_rebuild_needs_a_yes(small_store: Path, call: Call) -> None:
     shutil.rmtree(small_store / "consumequeue" / "orders" / "0")
     assert "1 queue without a directory" in call("rebuild", small_store, "--yes").stdout
     assert call("verify", small_store).exit_code == 0
+
+
+def test_rebuild_tells_of_messages_before_the_log_as_verify_did(tmp_path: Path, call: Call) -> None:
+    given = PLAIN.made(tmp_path / "s", count=200) and [f"--set={name}={size}" for name, size in SIZES.items()]
+    min((tmp_path / "s" / "commitlog").iterdir()).unlink()
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    count = json.loads(call("verify", tmp_path / "s", *given, "--json").stdout)["gone_count"]
+    told = f"{count} messages in front of the log's first file: removed by retention, or lost with a file"
+    assert told in call("verify", tmp_path / "s", *given).stdout
+    assert told in call("rebuild", tmp_path / "s", *given, "--yes").stdout
+    shown = json.loads(call("rebuild", tmp_path / "copy", *given, "--yes", "--json").stdout)
+    assert (shown["done"], shown["beforeTheLog"]) == (True, count)
 
 
 def test_rebuild_tells_that_a_crash_took_messages_that_queues_knew(small_store: Path, call: Call) -> None:

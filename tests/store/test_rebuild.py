@@ -351,6 +351,7 @@ def test_rebuild_verify_and_inspect_count_the_same(kind: Kind, lost: int, damage
     except CorruptData:  # for `repair`, which rebuilds and tells the counts of `verify`
         assert damaged
         return
+    assert rebuilt.gone_count == before.gone_count
     report, shown = verify(tmp_path, settings=given), map_store(tmp_path, settings=given)
     counts = report.queue_count, report.unit_count, report.record_count
     assert (rebuilt.queue_count, rebuilt.unit_count, rebuilt.record_count) == counts

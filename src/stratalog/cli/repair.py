@@ -167,6 +167,8 @@ def rebuild(
 def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
     shown = {"built": ", ".join(rebuilt.parts), "log": f"{rebuilt.record_count:,} records"}
     if "queues" in rebuilt.parts:
+        if rebuilt.gone_count:
+            shown["before it"] = before_log(rebuilt.gone_count)
         shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
         if rebuilt.new_queue_count:
             what = counted(rebuilt.new_queue_count, "queue")
@@ -188,7 +190,8 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
 
 def _rebuilt_json(rebuilt: "Rebuilt") -> dict[str, Any]:
     return {
-        "parts": rebuilt.parts, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
+        "parts": rebuilt.parts, "done": True, "records": rebuilt.record_count, "logEnd": rebuilt.log_end,
+        "beforeTheLog": rebuilt.gone_count,
         "queues": rebuilt.queue_count, "newQueues": rebuilt.new_queue_count,
         "aheadQueues": rebuilt.ahead_count, "lost": rebuilt.lost, "longer": rebuilt.longer,
         "moved": rebuilt.moved, "units": rebuilt.unit_count,

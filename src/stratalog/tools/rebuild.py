@@ -109,6 +109,8 @@ class Rebuilt:
     ahead_count: int = 0
     """Queues of a crashed store that knew messages after the log's end: these are lost, and their offsets may be given
     again."""
+    gone_count: int = 0
+    """Messages before the log's first file that the old queues named: removed by retention, or lost with a file."""
     longer: str = ""
     """Which queues end later than at the last clean stop, as messages of others stand in them; in words."""
     bitmap_count: int = 0
@@ -259,7 +261,8 @@ def rebuild_locked(
             queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
             ahead_count=ahead_count, moved=tuple(filter(None, moved.values())),
         )  # fmt: skip
-        rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "")
+        gone_count = _gone_count(root, disk, log.begin) if "queues" in parts else 0
+        rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "", gone_count=gone_count)
         if "queues" in parts and was_closed(root, disk):
             longer = told_longer(sealed, {key: written_end(staging, key, disk) for key in sealed})
             rebuilt = replace(rebuilt, longer=longer)
@@ -447,6 +450,16 @@ def _gone_ends(root: Path, disk: Disk, log: LogRange) -> Iterator[QueueEnd]:
             is_doubtful = damaged_count + live_count and _GONE_PER_LIVE * live_count < gone_count
             if is_doubtful and end <= queue_offset_limit(log.begin):
                 yield QueueEnd(topic, queue_id, end, 0)
+
+
+def _gone_count(root: Path, disk: Disk, log_begin: int) -> int:
+    """Messages before the log that queues name. What is in a light queue is in another one, too."""
+    return sum(
+        int(np.maximum(counts, 1)[(offsets < log_begin) & (tags_codes != LOST_TAGS_CODE)].sum())
+        for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT))
+        for topic, _, directory in queue_directories(root, tree, disk) if not is_light(topic)
+        for _, offsets, _, counts, tags_codes in written_units(directory, layout, disk)
+    )  # fmt: skip
 
 
 def _led_to_only(root: Path, staging: Path, disk: Disk, mended: Collection[int]) -> Iterator[tuple[str, int]]:
