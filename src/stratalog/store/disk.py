@@ -515,11 +515,12 @@ class PrivateDisk(Disk):
 
     create_sparse = allocate
 
-    def map(self, path: Path) -> MappedFile:
+    def map(self, path: Path, *, size_min: int = 0) -> MappedFile:
+        """`size_min` maps a shorter file as if zeros followed it."""
         if path not in self._mapped:
             fd = os.open(path, os.O_RDONLY)
             try:
-                mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+                mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE, size_min=size_min)
                 _cover_holes(fd, mapping)
                 self._mapped[path] = MappedFile(path, -1, mapping, data_end=data_end(fd, len(mapping)))
             finally:
@@ -573,12 +574,13 @@ def lock_owner(path: Path) -> str | None:
     return None
 
 
-def _map(fd: int, flags: int) -> mmap.mmap:
+def _map(fd: int, flags: int, *, size_min: int = 0) -> mmap.mmap:
     """The whole file, mapped over address space that `mmap` has reserved: given the descriptor, it would keep a
     duplicate of it open for as long as the mapping lives."""
     size = os.fstat(fd).st_size
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, prot=protection)
+    space_flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    space = mmap.mmap(-1, max(size, size_min), flags=space_flags, prot=protection)
     address = np.frombuffer(space, np.uint8).ctypes.data
     if _libc.mmap(address, size, protection, flags | _MAP_FIXED, fd, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -589,7 +591,7 @@ def _cover_holes(fd: int, mapping: mmap.mmap) -> None:
     """Map memory over a file's holes if it is on a tmpfs that has no room for them. There a load from a hole takes a
     page of the disk, and ends the process when none is left."""
     status = (ctypes.c_long * 16)()  # f_type, f_bsize, f_blocks, f_bfree, ...
-    size, blocks = len(mapping), os.fstat(fd).st_blocks
+    size, blocks = os.fstat(fd).st_size, os.fstat(fd).st_blocks
     if _libc.fstatfs(fd, status) or status[0] != _TMPFS_MAGIC or status[3] * status[1] >= size - blocks * _BLOCK_SIZE:
         return
     address, end = np.frombuffer(mapping, np.uint8).ctypes.data, 0

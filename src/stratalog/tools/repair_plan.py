@@ -451,7 +451,8 @@ class _LogPlan:
             return b""
         file = self._disk.open(path)
         try:
-            return file.read(offset - start, min(size, start + self._file_size - offset))
+            size = min(size, start + self._file_size - offset)
+            return file.read(offset - start, size).ljust(size, b"\0")  # as if zeros followed a shorter file
         finally:
             file.close()
 

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
-from stratalog.layout.message import HEAD, queue_offset_limit
+from stratalog.layout.message import HEAD, PROPERTIES_LENGTH, decode_record, queue_offset_limit
 from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
 from stratalog.layout.record import Layout
-from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.disk import MappedFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, first_torn, is_unfinished, next_record
 from stratalog.store.recovery import Damage
 from stratalog.tools.verify_report import Unreadable
@@ -50,8 +50,9 @@ Advance = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class FileSurvey:
-    """One file of the log. `positions` and `sizes` are those of its whole records; `damages` lie between them, in log
-    offsets; what is after the last record is told by `end`, `is_closed`, `reason` and `tail_size`."""
+    """One file of the log; a shorter one is looked at as if zeros followed. `positions` and `sizes` are those of its
+    whole records; `damages` lie between them, in log offsets; what is after the last record is told by `end`,
+    `is_closed`, `reason` and `tail_size`."""
 
     path: Path
     base_offset: int
@@ -72,11 +73,6 @@ class FileSurvey:
     """Whether these can be of one record that a crash kept from being finished, if the log ends here."""
 
     @property
-    def stored_size(self) -> int:
-        """Bytes that the file has; less than `full_size` when it was cut."""
-        return self.file.size if self.file else 0
-
-    @property
     def first_whole(self) -> int:
         """Position up to which nothing whole stands: 0 when the file begins as it should, its size when all is lost."""
         if self.damages and self.damages[0].begin == self.base_offset:
@@ -89,7 +85,7 @@ class FileSurvey:
 
 
 def survey_log(
-    directory: Path, disk: Disk, *, file_size: int, may_be_torn: bool, threads: int | None = None,
+    directory: Path, disk: PrivateDisk, *, file_size: int, may_be_torn: bool, threads: int | None = None,
     advance: Advance | None = None,
 ) -> Iterator[FileSurvey]:  # fmt: skip
     """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
@@ -126,7 +122,7 @@ def _surveys(
                 waiting.cancel()
 
 
-def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tuple[Path, int]]:
+def _expected_files(directory: Path, disk: PrivateDisk, file_size: int) -> Iterator[tuple[Path, int]]:
     """Path and start of each file from the oldest to the newest, those that are missing between them included."""
     expected: int | None = None
     for name in disk.files(directory):
@@ -147,14 +143,16 @@ def _expected_files(directory: Path, disk: Disk, file_size: int) -> Iterator[tup
 
 
 def survey_file(
-    path: Path, base_offset: int, disk: Disk, *, file_size: int, may_be_torn: bool, advance: Advance | None = None
-) -> FileSurvey:
+    path: Path, base_offset: int, disk: PrivateDisk, *, file_size: int, may_be_torn: bool,
+    advance: Advance | None = None,
+) -> FileSurvey:  # fmt: skip
     """Look at one file of the log, every body CRC included."""
     found = FileSurvey(path, base_offset, file_size)
-    if not path.is_file() or not path.stat().st_size:
+    stored_size = path.stat().st_size if path.is_file() else 0
+    if not stored_size:
         return found
     try:
-        file = found.file = disk.map(path)
+        file = found.file = disk.map(path, size_min=file_size)
     except Unreadable:
         found.reason = UNREADABLE
         return found
@@ -165,6 +163,8 @@ def survey_file(
     while True:
         count, position, status = scan(file.address, position, file.size, base_offset, VERIFY, positions, sizes)
         torn = first_torn(file, positions[:count], sizes[:count], status) if may_be_torn else count
+        if count and _is_cut(file, int(positions[count - 1]), position, stored_size):
+            torn = min(torn, count - 1)
         if torn < count:
             count, position, status = torn, int(positions[torn]), int(ScanStatus.BAD_LENGTHS)
         pieces.append(_without_wild(found, positions[:count], sizes[:count]))
@@ -187,10 +187,18 @@ def survey_file(
         position = following
     found.positions, found.sizes = (np.concatenate(column) for column in zip(*pieces, strict=True))
     found.end = position
-    found.reason = ScanStatus(status).name if file.size >= file_size else CUT
+    found.reason = ScanStatus(status).name if stored_size >= file_size else CUT
     if advance:
         advance(file_size - done, 0)
     return found
+
+
+def _is_cut(file: MappedFile, begin: int, end: int, stored_size: int) -> bool:
+    """Whether a record lost bytes with its file's end that were not zeros. No checksum covers the last ones."""
+    if end <= stored_size:
+        return False
+    has_properties = bool(decode_record(file.view.data, begin, verify=False).properties)
+    return has_properties or end - PROPERTIES_LENGTH.size > stored_size
 
 
 def _without_wild(

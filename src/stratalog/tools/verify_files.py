@@ -286,8 +286,9 @@ def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
                 return None
             try:
                 head = file.read(commit_log_offset - start, HEAD.size)
-                total_size = HEAD.unpack(head).total_size
-                return decode_record(file.read(commit_log_offset - start, min(max(0, total_size), size)))
+                total_size = min(max(0, HEAD.unpack(head).total_size), size)
+                found = file.read(commit_log_offset - start, total_size)
+                return decode_record(found.ljust(total_size, b"\0"))  # as if zeros followed a shorter file
             except (CorruptData, Unreadable):
                 return None
             finally:

@@ -226,9 +226,9 @@ class ReportingDisk(PrivateDisk):
     def remove(self, path: Path) -> None:
         """Nothing is: a file without a size may be one that a writer has just created."""
 
-    def map(self, path: Path) -> MappedFile:
+    def map(self, path: Path, *, size_min: int = 0) -> MappedFile:
         with self._reporting(path):
-            file = super().map(path)
+            file = super().map(path, size_min=size_min)
             file.populate(0, file.data_end)
             return file
 
