@@ -164,13 +164,50 @@ def test_an_index_file_that_shows_no_split_is_opened_with_a_likely_one_and_that_
         store.put("t", b"one", keys=["k"])
     (tmp_path / names.SIZES).unlink()
     [index] = (tmp_path / names.INDEX).iterdir()
-    index.write_bytes(bytes(file_size(61, 203)))
+    index.write_bytes(bytes(file_size(61, 244)))
     with stratalog.open(tmp_path, **QUIET) as store:
-        assert file_size(store.settings.index_slot_count, store.settings.index_item_capacity) == file_size(61, 203)
+        assert (store.settings.index_slot_count, store.settings.index_item_capacity) == (61, 244)
         assert f"max_hash_slot_num={store.settings.max_hash_slot_num}" in store.recovery.notes[0]
         assert len(store.query("t", key="k")) == 1
     with pytest.raises(ConfigurationError, match="max_hash_slot_num"):
         stratalog.open(tmp_path, max_hash_slot_num=5, max_index_num=7)
+
+
+@pytest.mark.one_in(64)
+@pytest.mark.parametrize("more", [more for more in range(-100, 101) if more])
+@pytest.mark.parametrize("split", [(50, 200), (100, 400), (97, 388), (50, 131)], ids=str)
+@pytest.mark.parametrize("count", [0, 30])
+def test_an_index_file_of_a_wrong_length_tells_a_writer_no_wrong_slots(
+    split: tuple[int, int], count: int, more: int, tmp_path: Path
+) -> None:
+    right = {"max_hash_slot_num": split[0], "max_index_num": split[1]}
+    with stratalog.open(tmp_path, **TINY | right, **QUIET) as store:
+        for number in range(count):
+            store.put("t", b"one", keys=[f"k{number}"])
+        store.put("t", b"one", keys=["k"])
+    note = {name: size for name, size in TINY.items() if name not in right}
+    (tmp_path / names.SIZES).write_text(json.dumps(note))
+    (path,) = (tmp_path / names.INDEX).iterdir()
+    os.truncate(path, path.stat().st_size + more)
+    report = verify(tmp_path)
+    shown = sized(StoreSettings(), tmp_path, PrivateDisk())
+    if shown.max_hash_slot_num:  # whole items less or more: the file may be one of another capacity
+        assert (shown.max_hash_slot_num, shown.max_index_num) == (split[0], split[1] + more // 20)
+        assert not more % 20
+        assert report.ok
+        return
+    assert "give max_hash_slot_num and max_index_num" in report.problems[0].next_step
+    with stratalog.open(tmp_path, mode="r", **QUIET) as store:
+        assert len(store.query("t", key="k")) == 1
+    with pytest.raises(ConfigurationError, match="Give max_hash_slot_num and max_index_num"):
+        stratalog.open(tmp_path, **QUIET)
+    with pytest.raises(ConfigurationError, match="give max_hash_slot_num and max_index_num"):
+        plan_repair(tmp_path)
+    assert json.loads((tmp_path / names.SIZES).read_bytes()) == note
+    assert repair(plan_repair(tmp_path, settings=StoreSettings.make(TINY | right))).ok
+    with stratalog.open(tmp_path, **QUIET) as store:
+        assert (store.settings.max_hash_slot_num, store.settings.max_index_num) == split
+        assert len(store.query("t", key="k")) == 1
 
 
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import lru_cache
@@ -27,7 +28,7 @@ from stratalog.layout.index import (
 from stratalog.layout.javahash import index_key_hash, string_hash
 from stratalog.layout.message import PROPERTIES_SIZE_MAX
 from stratalog.layout.names import INDEX, INDEX_NAME_SIZE, index_name, is_index_name
-from stratalog.store.disk import ClockNs, Disk, MappedFile, failed
+from stratalog.store.disk import ClockNs, Disk, MappedFile, OpenFile, failed
 from stratalog.store.index_bulk import BulkItems
 from stratalog.store.locks import StoreLocks, free
 
@@ -110,7 +111,7 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
     ratio is tried first. None without such a file.
     """
     for name, size in disk.files(directory).items():
-        if is_index_name(name) and HEADER.size < size <= _FILE_SIZE_MAX:
+        if is_index_name(name) and HEADER.size < size <= _FILE_SIZE_MAX and not (size - HEADER.size) % SLOT.size:
             try:
                 mapped = disk.map(directory / name)
             except FileNotFoundError:  # a writer deletes old files
@@ -125,6 +126,35 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
             if slot_count:
                 return slot_count, (size - items_position(slot_count)) // ITEM.size
     return None
+
+
+def usual_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
+    """Slots and item capacity by the length of the index files alone: that of RocketMQ's ratio of both, unless header
+    and items contradict it, as in a file that was cut. RocketMQ's default is always taken. None without such a file."""
+    ratio = ITEM_CAPACITY // SLOT_COUNT
+    for name, size in disk.files(directory).items():
+        slot_count = (size - HEADER.size) // (SLOT.size + ratio * ITEM.size)
+        if is_index_name(name) and slot_count > 0 and file_size(slot_count, ratio * slot_count) == size:
+            with contextlib.suppress(FileNotFoundError), closing(disk.open(directory / name)) as file:
+                if slot_count == SLOT_COUNT or not _contradicts(file, slot_count, ratio * slot_count):
+                    return slot_count, ratio * slot_count
+    return None
+
+
+def _contradicts(file: OpenFile, slot_count: int, item_capacity: int) -> bool:
+    """Whether a header that can be right counts more than so many slots and items, or neither the first nor the newest
+    item is the one that it says."""
+    header = HEADER.unpack(file.read(0, HEADER.size))
+    begin, end, last = header.begin_commit_log_offset, header.end_commit_log_offset, header.next_item - 1
+    if not (0 <= begin <= end and 0 < header.used_slot_count <= last):
+        return False
+    if last >= item_capacity or header.used_slot_count > slot_count:
+        return True
+    first, newest = (
+        ITEM.unpack(file.read(items_position(slot_count) + number * ITEM.size, ITEM.size)) for number in (1, last)
+    )
+    is_first = first.key_hash > 0 and first.commit_log_offset == begin and not first.previous_item
+    return not is_first and not (newest.key_hash > 0 and newest.commit_log_offset == end)
 
 
 def _slot_count(mapped: MappedFile, header: NDArray[np.int64]) -> int | None:
@@ -220,14 +250,15 @@ class Index:
         """A file that was begun and is not among `files`."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give."""
+        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give. Opened
+        read-only the index is built in memory then."""
         sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
-        if sizes and self._file_size not in sizes.values():
+        if sizes and self._file_size not in sizes.values() and not self._disk.read_only:
             raise ConfigurationError(
                 f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
                 f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
-                f"max_index_num as the store was written with, or let {command('repair', self.directory.parent)} build "
-                "the index again from the log"
+                "max_index_num as the store was written with; if files were cut, give them to "
+                f"{command('repair', self.directory.parent)}, which builds the index again from the log"
             )
         return sizes
 

@@ -5,7 +5,8 @@
     a size among the settings                  that, or the call is refused (`check_given_sizes`)
     files of the kind                          what most of them have, unless their names tell the size of another
     index files                                slots and items as noted, if that makes the size of a file, or if
-                                               the only one has that many slots; else those that its items show
+                                               the only one has that many slots; else those that its items show, or
+                                               RocketMQ's ratio of both, if that makes the length of a file
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
     neither                                    the size for small stores if asked for, else RocketMQ's default
 
@@ -26,10 +27,10 @@ import msgspec
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
-from stratalog.layout.index import HEADER, ITEM, ITEM_CAPACITY, SLOT, SLOT_COUNT, file_size
+from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.store.disk import Disk
-from stratalog.store.index_file import index_sizes
+from stratalog.store.index_file import index_sizes, usual_sizes
 
 _LOG, _QUEUE = "mapped_file_size_commit_log", "mapped_file_size_consume_queue"
 _BATCH, _EXTENSION = "mapper_file_size_batch_consume_queue", "mapped_file_size_consume_queue_ext"
@@ -59,7 +60,6 @@ _DEFAULTS = {
     _ITEMS: ITEM_CAPACITY,
 }
 _FILES_ALIKE, _FILES_MAX = 4, 100
-_SPLIT_STEP = ITEM.size // SLOT.size
 
 _File = tuple[int, int]
 """The start that a file's name tells, and its size."""
@@ -154,7 +154,7 @@ def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -
     if not settings.message_index_enable:
         unknown = [name for name in unknown if name == _QUEUE]
     elif settings.max_hash_slot_num is None and settings.max_index_num is None:
-        split = _likely_split(max(_index_lengths(root, disk), default=0))
+        split = usual_sizes(disk, root / names.INDEX)
         settings = _filled(settings, dict(zip((_SLOTS, _ITEMS), split, strict=True)) if split else {})
     if small:
         return _filled(settings, SMALL_FILES), []
@@ -253,14 +253,3 @@ def _is_allowed(name: str, size: int) -> bool:
         StoreSettings.make({name: size})
         return True
     return False
-
-
-def _likely_split(length: int) -> tuple[int, int] | None:
-    """Slots and items of an index file of that length, as close to RocketMQ's ratio as can be."""
-    space = length - HEADER.size
-    usual = space // (SLOT.size + ITEM_CAPACITY // SLOT_COUNT * ITEM.size)
-    for slots in range(max(1, usual), usual + _SPLIT_STEP):
-        items, rest = divmod(space - slots * SLOT.size, ITEM.size)
-        if not rest and items > 1:
-            return slots, items
-    return None

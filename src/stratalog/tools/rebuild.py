@@ -22,7 +22,6 @@ import numpy as np
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
-from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import FIXED_SIZE_V1, Record, queue_offset_limit
@@ -40,6 +39,7 @@ from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import LeftOut
 from stratalog.store.extension import count_bitmaps
+from stratalog.store.index_file import usual_sizes
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_place, says_twice, written_units
@@ -343,11 +343,9 @@ def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
     found = sized(settings, root, disk)
     found = replace(found, enable_consume_queue_ext=settings.enable_consume_queue_ext or _extends(root, disk))
     if found.max_hash_slot_num is None or found.max_index_num is None:
-        ratio = ITEM_CAPACITY // SLOT_COUNT
+        if split := usual_sizes(disk, root / names.INDEX):
+            return replace(found, max_hash_slot_num=split[0], max_index_num=split[1])
         for name, size in disk.files(root / names.INDEX).items():
-            slots = (size - file_size(0, 0)) // (file_size(1, ratio) - file_size(0, 0))
-            if is_index_name(name) and slots > 0 and file_size(slots, ratio * slots) == size:
-                return replace(found, max_hash_slot_num=slots, max_index_num=ratio * slots)
             if is_index_name(name) and size:
                 raise ConfigurationError(
                     f"{root / names.INDEX / name}: its {size:,} bytes do not tell how many slots and items it has; "

@@ -170,6 +170,7 @@ class IndexCheck:
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
         self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
         self._files: list[_IndexFile] = []
+        self._of_other_size = False
         wanted = file_size(settings.index_slot_count, settings.index_item_capacity)
         for name, size in disk.files(root / INDEX).items():
             path = root / INDEX / name
@@ -177,6 +178,7 @@ class IndexCheck:
                 with suppress(Unreadable):
                     self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
+                self._of_other_size = True
                 self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
         self._directory, self._item_capacity = root / INDEX, settings.index_item_capacity
         self._vouched_end = 0
@@ -309,7 +311,8 @@ class IndexCheck:
     def finish(self) -> None:
         """Look at what is left in the files, at their headers and at the chains of their slots."""
         if self._missing_count:
-            self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file")
+            step = _SIZES if self._of_other_size else REPAIR
+            self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file", step)
         for file in self._files:
             rest = file.take(np.iinfo(np.int64).max)
             after = (rest.offsets >= self._report.log_end) & ~self._report.are_in_damage(rest.offsets)
@@ -380,4 +383,4 @@ class IndexCheck:
         return is_closed and bool(file.header.end_commit_log_offset < self._vouched_end)
 
 
-_SIZES = f"if the store uses another size, give max_hash_slot_num and max_index_num; else {REPAIR}"
+_SIZES = f"give max_hash_slot_num and max_index_num as the store was written with; if the file was cut, {REPAIR}"
