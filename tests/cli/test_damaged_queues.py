@@ -189,6 +189,32 @@ def test_get_and_tail_name_lost_messages_in_front_of_all_others(kind: Kind, tmp_
         assert call(*command).exit_code == 0, "it does not ask for them"
 
 
+@pytest.mark.parametrize("is_crashed", [False, True], ids=["closed", "crashed"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_get_and_tail_name_messages_that_were_lost_with_the_logs_end(
+    kind: Kind, is_crashed: bool, tmp_path: Path, call: Call
+) -> None:
+    content = kind.made(tmp_path, count=12)
+    topic, queue_id = kind.queues[0]
+    messages = content.queues[topic, queue_id]
+    end = sorted({known.commit_log_offset for known in messages.values()})[-2]
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[:end].ljust(path.stat().st_size, b"\0"))
+    for name in ("checkpoint", "queues.snapshot", "lock"):  # as RocketMQ leaves a store
+        (tmp_path / name).unlink()
+    if is_crashed:
+        (tmp_path / "abort").touch()
+    left = [known.body.decode() for known in messages.values() if known.commit_log_offset < end]
+    place = (tmp_path, topic, "--queue", queue_id, "--json")
+    what = f"offsets {len(left)} to {len(messages) - 1}"
+    for command in (("get", *place, "-n", 100), ("tail", *place, "--last", 100, "--count", len(left))):
+        result = call(*command)
+        assert result.exit_code == 1, result.output
+        assert bodies_of(result) == left
+        assert f"stratalog: {topic}/{queue_id}: no message at {what}: lost with the log's end" in result.stderr
+    assert call("get", *place, "-n", len(left)).exit_code == 0, "it does not ask for them"
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_messages_that_retention_removed_are_not_missing(kind: Kind, tmp_path: Path, call: Call) -> None:
     content = kind.made(tmp_path, count=150)

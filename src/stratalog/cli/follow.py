@@ -31,6 +31,8 @@ def follow(
                     start = max(low, end - last)
                 if start < low:
                     intact.miss(low - start, f"{topic}/{number}: offsets {start:,} to {low - 1:,} were deleted")
+                if number not in read:
+                    intact.name_lost_end(queue)
                 yield from intact.read(queue, max(start, low))
                 read[number] = end, message_before(queue, end)
             if view is store and not read:

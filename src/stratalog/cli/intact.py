@@ -65,12 +65,21 @@ class Intact:
                 where = f"{one.topic}/{one.queue_id}: a message at log offset {place:,} is not in the queue"
                 self.miss(1, f"{where}: its queue offset, {one.queue_offset:,}, cannot be")
 
+    def name_lost_end(self, queue: "Queue | TieredQueue") -> None:
+        """Name the newest messages of a queue if they were lost with the log's end."""
+        recovery = getattr(getattr(queue, "store", None), "recovery", None)  # a tier has none
+        for one in recovery.lost_ends if recovery else ():
+            if (one.topic, one.queue_id) == (queue.topic, queue.queue_id):
+                self._pass(queue, queue.max_offset, one.known_end, "lost with the log's end")
+
     def miss(self, count: int, why: str) -> None:
         """Name messages that cannot be read."""
         self.missing_count += count
         complain(why)
 
-    def _pass(self, queue: "Queue | TieredQueue", start: int, stop: int) -> None:
+    def _pass(
+        self, queue: "Queue | TieredQueue", start: int, stop: int, why: str = "lost to damage earlier"
+    ) -> None:  # fmt: skip
         if start < stop:
             what = f"offset {start:,}" if stop == start + 1 else f"offsets {start:,} to {stop - 1:,}"
-            self.miss(stop - start, f"{queue.topic}/{queue.queue_id}: no message at {what}: lost to damage earlier")
+            self.miss(stop - start, f"{queue.topic}/{queue.queue_id}: no message at {what}: {why}")

@@ -94,6 +94,8 @@ def get(
         messages = list(intact.read(queue, offset, count))
         seconds = time.perf_counter() - begin
         intact.name_left_out(queue, messages, is_all=len(messages) < count)
+        if len(messages) < count:
+            intact.name_lost_end(queue)
         _show(messages, full=full, as_json=as_json)
         if not as_json:
             span = f"{topic}/{queue_id} holds offsets {queue.min_offset:,} to {queue.max_offset - 1:,}"

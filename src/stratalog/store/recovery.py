@@ -140,6 +140,8 @@ class Recovery:
     quarantined: list[Damage] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     """Whole records that are not in their queue, as their queue offset cannot be."""
+    lost_ends: list[QueueEnd] = field(default_factory=list)
+    """Queues that knew messages after the log's end, which are lost."""
     notes: list[str] = field(default_factory=list)
     """What else the user should know: a config file whose copy was read, for example."""
     warning: str = ""
@@ -360,6 +362,7 @@ def recover(
         or _is_lost(log, queue, *led.get(queue, (0, 0)), end)
     ]  # fmt: skip
     if ahead and not beside_writer:
+        report.lost_ends = ahead
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
             f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Those messages are lost, "
