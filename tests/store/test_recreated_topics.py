@@ -211,6 +211,19 @@ def test_an_index_made_later_leaves_the_second_topic_as_it_is(
     check(kind, tmp_path, content, OLD + count)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_exchanged_queues_of_a_topic_created_again_are_to_be_exchanged_back(tmp_path: Path, kind: Kind) -> None:
+    made(kind, tmp_path, MORE)
+    one, other = (kind.directory(tmp_path, key) for key in kind.queues)
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    told = "exchange them back: a topic was deleted and created again|restore them from a copy"
+    with pytest.raises(CorruptData, match=told) as refused:
+        plan_repair(tmp_path, settings=settings_of(kind))
+    assert "built again from the log" not in str(refused.value)
+
+
 def unsealed_units_gone(root: Path) -> None:
     unseal(root)
     units_gone(root)

@@ -705,6 +705,7 @@ def test_a_log_file_of_another_store_is_told_from_damage(kind: Kind, begin: int,
         with pytest.raises(CorruptData, match=rf"{path.name}.*of another store") as refused:
             plan_repair(copy)
         assert "Put the right file back" in str(refused.value)
+        assert f"exchange them back, or move {kind.tree}/ away" in str(refused.value)
         shutil.rmtree(copy)
 
 

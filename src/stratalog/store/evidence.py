@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import is_light, light_offset
@@ -86,8 +86,8 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
             raise CorruptData(
                 f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
                 f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
-                "right file back; or, to keep this one (if it is the queues' directories that were exchanged), move "
-                "consumequeue/, batchconsumequeue/, index/ and checkpoint away: they are built again from the log",
+                "right file back; if it is the queues' directories that were exchanged, exchange them back: "
+                f"{command('repair', log.directory.parent)} says whether they can be built again from the log instead",
                 path=str(file.path),
                 position=0,
             )

@@ -301,6 +301,11 @@ class Evidence:
         found = self.queues.get(key)
         return found is not None and (len(found.offsets) > 0 or found.has_units)
 
+    @property
+    def has_deleted(self) -> bool:
+        """Whether the log has messages of a topic that was deleted and created again."""
+        return bool(self._deleted) or any(np.any(queue.numbers[1:] == 0) for queue in self.queues.values())
+
     # -- records -----------------------------------------------------------------------------------------------------
 
     def take(self, survey: FileSurvey) -> None:

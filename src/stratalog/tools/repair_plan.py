@@ -438,11 +438,19 @@ class _LogPlan:
             if (led > 1 and queued > 1 and not evidence.agreed_in[number]) or is_shifted:
                 raise CorruptData(
                     f"the file is of another store than the queues: {sum(missed) if is_shifted else led:,} units that "
-                    "lead into it do not find their messages. Put the right file back; or, to keep this one (if files "
-                    "or directories of queues were exchanged), move consumequeue/ and batchconsumequeue/ away: "
-                    "queues are built again from the log",
+                    "lead into it do not find their messages. Put the right file back; if files or directories of "
+                    f"queues were exchanged, {self._exchanged_step(evidence)}",
                     path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
                 )
+
+    def _exchanged_step(self, evidence: Evidence) -> str:
+        if evidence.has_deleted:
+            return (
+                "exchange them back: a topic was deleted and created again, and they alone tell which of its messages "
+                "are live"
+            )
+        trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._plan.root / tree).is_dir()]
+        return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
 
     def _read(self, offset: int, size: int) -> bytes:
         start = offset - offset % self._file_size
