@@ -1,5 +1,8 @@
 """Dispatch stays close to the log's end: after a crash RocketMQ looks into the last ten log files, and no further."""
 
+import contextlib
+import errno
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 import stratalog
-from stratalog.errors import DiskFull
+from stratalog.errors import DiskFull, StoreFailed
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.disk import MappedFile
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.message_store import MessageStore
 
@@ -66,3 +70,24 @@ def test_a_put_does_not_wait_for_a_dispatch_that_cannot_go_on(tmp_path: Path, mo
             for _ in range(1000):
                 store.put("t", BODY)
         assert store.queue("t").max_offset == 1000
+
+
+def test_a_put_does_not_wait_for_a_dispatch_that_a_failed_flush_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "no flush")
+
+    store = stratalog.open(tmp_path, small=True, mapped_file_size_commit_log=FILE_SIZE, flush="sync")
+
+    def put() -> None:
+        with contextlib.suppress(StoreFailed):
+            for _ in range(1000):
+                store.put("t", BODY, wait=False)
+
+    monkeypatch.setattr(MappedFile, "sync", fails)
+    putting = threading.Thread(target=put, daemon=True)
+    putting.start()
+    putting.join(20)
+    assert not putting.is_alive()
+    store.close()

@@ -695,7 +695,7 @@ class MessageStore(Uncopied):
         """Wait until dispatch is no longer far behind, or cannot come closer. A thread that has a lock which dispatch
         needs does not: a signal handler or finalizer puts."""
         turns_max = dispatching.turns + 2  # the one under way, and one more
-        while self._is_far and dispatching.turns < turns_max and not self.derived_failure:
+        while self._is_far and dispatching.turns < turns_max and not (self.derived_failure or self.log.failure):
             if dispatching.is_current() or any(map(is_owned, self.log.locks.before_append)):
                 return
             dispatching.wake()
