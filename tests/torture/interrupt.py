@@ -6,9 +6,9 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from stratalog.layout.names import LOCK
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.store.message_store import MessageStore
+from stratalog.store.queue import Queue
 from stratalog.store.record_put import Receipt
 from stratalog.tools.verify import verify
 from torture.report import Lost, Row, Torture, WrongPrefix
@@ -164,6 +165,13 @@ def _put_async(store: MessageStore, diary: Diary) -> None:
         diary.put("t", runner.run(main()), bodies)
 
 
+async def _put_tasks(queue: Queue, bodies: list[bytes]) -> list[Receipt]:
+    store = queue.store
+    receipts = [await store.put_async(queue.topic, body, queue_id=queue.queue_id) for body in bodies]
+    store.flush()
+    return receipts
+
+
 def _append(store: MessageStore, diary: Diary) -> None:
     """Two queues, over the end of a file."""
     bodies = diary.bodies(12, size=1600)
@@ -206,6 +214,13 @@ PUTS: dict[str, Operation] = {
     "put_many one by one": _put_list_one_by_one, "put_batch": _put_batch, "put_record": _put_record,
     "put to light queues": _put_light, "put_async": _put_async, "append": _append,
 }  # fmt: skip
+WAYS: tuple[Callable[[Queue, list[bytes]], Sequence[Receipt]], ...] = (
+    lambda queue, bodies: [queue.put(body, keys="k") for body in bodies],
+    lambda queue, bodies: queue.put_many(bodies),
+    lambda queue, bodies: queue.put_many(bodies, flags=[1, 2, 3, 4]),
+    lambda queue, bodies: [queue.put_record(body, flag=7) for body in bodies],
+    lambda queue, bodies: asyncio.run(_put_tasks(queue, bodies)),
+)
 OTHERS: dict[str, Operation] = {
     "flush": _flush, "checkpoint": _keep, "read": _read, "create_topic": _create_topic,
 }  # fmt: skip
@@ -247,14 +262,17 @@ class Scene:
 
     @contextlib.contextmanager
     def others_put(self, store: MessageStore, diary: Diary) -> Iterator[None]:
-        """Meanwhile so many other threads put to queues of their own, until the store is closed."""
+        """Meanwhile so many other threads put in every way, to queues of their own, until the store is closed."""
         stopped = threading.Event()
 
         def put(queue_id: int) -> None:
             with contextlib.suppress(StoreClosed):
-                while not stopped.wait(0.001):
-                    bodies = diary.bodies(1)
-                    diary.put("t", [store.queue("t", queue_id).put(bodies[0], keys="k")], bodies, queue_id)
+                for way in cycle(WAYS):
+                    if stopped.wait(0.001):
+                        break
+                    bodies = diary.bodies(4)
+                    diary.put("t", way(store.queue("t", queue_id), bodies), bodies, queue_id)
+                    _put_batch(store, diary)
 
         threads = [_Thread(lambda number=number: put(5 + number)) for number in range(self._beside)]
         try:
@@ -351,7 +369,7 @@ def _course_of(operation: Operation) -> Course:
     return course
 
 
-def _closing(scene: Scene, interrupting: Interrupting, goes_on: bool) -> None:
+def closing(scene: Scene, interrupting: Interrupting, goes_on: bool) -> None:
     diary = scene.begin()
     store = scene.open()
     scene.now = store, diary
@@ -399,8 +417,8 @@ def _cases() -> Iterator[tuple[str, dict[str, Any], Course]]:
         yield name, {"flush": "sync"}, _course_of(operation)
     yield "roll into a file made ahead", LARGE_FILES, _course_of(_put_and_roll)
     yield "dispatch", {}, _dispatching
-    yield "close, sync", {"flush": "sync"}, _closing
-    yield "close, async", {}, _closing
+    yield "close, sync", {"flush": "sync", "beside": 3}, closing
+    yield "close, async", {"beside": 3}, closing
     yield "open", {}, _opening
     yield "open after a kill", {"crashed": True}, _opening
 

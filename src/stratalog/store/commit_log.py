@@ -300,10 +300,14 @@ class CommitLog:
         """Wait for an append under way, refuse every later one, and remove files that nothing was put into; what is
         there can still be flushed."""
         with free(*self.locks.append), self.busy:
-            self._stopped = reason
-            self._view[LOG_LIMIT] = -1
+            self._stopped, self._view[LOG_LIMIT] = reason, -1
             self.settle()
             self._next_files.drop(self._behind)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no append is under way, and none will be."""
+        return self._stopped is not None
 
     def fail(self, reason: StratalogError) -> None:
         """Refuse every later append."""
@@ -373,10 +377,14 @@ class CommitLog:
             begin = base + self.file_size
 
     def close(self) -> None:
+        self.close_files()
+        self._next_files.close()
+
+    def close_files(self) -> None:
+        """Close without waiting for a thread, which a forked child does not have."""
         self.fail(StoreClosed(f"{self.directory.parent} is closed; open it again"))
         for file in self._files:
             file.close()
-        self._next_files.close()
 
 
 def open_log_window(directory: Path) -> LogWindow:

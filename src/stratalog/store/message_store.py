@@ -335,7 +335,10 @@ class MessageStore(Uncopied):
                 self._disk.remove(self.root / names.ABORT)
 
     def release(self) -> None:
-        """End threads, mappings and the lock; the rest of an interrupted call, if called again."""
+        """End threads, mappings and the lock; the rest of an interrupted call, if called again. Appends are stopped
+        first, which `_stop` may have been too interrupted to do: nothing is unmapped under one."""
+        if not self.log.is_stopped:
+            self.log.stop(StoreClosed(self._closed_text))
         self._is_released = True
         unwatch(self)
         for thread in self._threads:
@@ -354,7 +357,7 @@ class MessageStore(Uncopied):
     def abandon(self) -> Iterable[object]:
         """In a forked child, see `stratalog.store.forks`."""
         with contextlib.suppress(OSError):
-            self.log.close()
+            self.log.close_files()
             self.queue_set.files.close_unlocked()
             self._lookup.close()
             if self.index:

@@ -85,6 +85,7 @@ class NextFiles:
 
     def close(self) -> None:
         """Close what was made and not taken."""
+        self._end()
         while self._made:
             if file := self._made.popitem()[1]:
                 file.close()
