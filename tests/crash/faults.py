@@ -181,8 +181,13 @@ def mixed(old: bytes, new: bytes, keep: Callable[[], bool]) -> bytes:
 def install(monkeypatch: pytest.MonkeyPatch, root: Path) -> Syscalls:
     """Put fresh system calls under the store's disk."""
     calls = Syscalls(root)
-    monkeypatch.setattr(disk, "os", calls)
+    set_os(monkeypatch, calls)
     return calls
+
+
+def set_os(monkeypatch: pytest.MonkeyPatch, calls: Any) -> None:
+    for owner in (disk, disk._Process):
+        monkeypatch.setattr(owner, "os", calls)
 
 
 def _path_of(what: Any) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -263,4 +264,4 @@ def make_crashed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_disk_is_back_after_each_test() -> None:
-    assert not isinstance(disk.os, Syscalls)
+    assert disk.os is disk._Process.os is os

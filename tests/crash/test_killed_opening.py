@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.faults import Stopped, Syscalls, install
+from crash.faults import Stopped, Syscalls, install, set_os
 from store.kinds import KINDS, SIZES, Key, Kind, trees
 from store.model import flip
 from stratalog.config.settings import StoreSettings
@@ -86,7 +86,7 @@ def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root:
     with suppress(Stopped):
         if number >= 0:
             kind.open(root).close()
-    monkeypatch.setattr(disk, "os", os)
+    set_os(monkeypatch, os)
     return calls
 
 

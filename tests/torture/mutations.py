@@ -55,7 +55,7 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "no fsync of the directory", "store/disk.py",
-        "            os.fsync(fd)\n        except OSError", "            pass\n        except OSError",
+        "            self._process.os.fsync(fd)\n        except OSError", "            pass\n        except OSError",
         (f"{POWER}::test_new_files_and_names_are_durable_before_a_put_is_acknowledged",),
     ),
     Fault(
@@ -100,13 +100,14 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "no fsync before the rename of a small file", "store/disk.py",
-        "                OpenFile(temporary, fd).write(0, data)\n                os.fsync(fd)\n",
-        "                OpenFile(temporary, fd).write(0, data)\n",
+        "                OpenFile(temporary, fd, self._process).write(0, data)\n"
+        "                self._process.os.fsync(fd)\n",
+        "                OpenFile(temporary, fd, self._process).write(0, data)\n",
         (f"{OPENING}::test_a_small_file_is_synced_before_it_takes_its_name",),
     ),
     Fault(
         "no fsync before the rename of a log file", "store/disk.py",
-        "                if durably:\n                    os.fsync(fd)\n", "",
+        "                if durably:\n                    self._process.os.fsync(fd)\n", "",
         (POWER, OPENING),
     ),
     Fault(

@@ -2,6 +2,9 @@
 
 `Disk` writes; `PrivateDisk` shows the same files to the same code but keeps every change in memory (copy on write),
 which is how a store is opened read-only without touching a byte, recovery included. Tests derive disks that fail.
+
+A `Disk` changes files of the process only that made it: in a forked child, where a signal handler may have forked in
+the middle of a call that goes on, every change raises `StoreClosed`, and mappings are private copies (`_Process`).
 """
 
 import contextlib
@@ -11,8 +14,10 @@ import fcntl
 import mmap
 import os
 import stat
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -63,6 +68,30 @@ class _Flock(ctypes.Structure):
     )
 
 
+class _Process:
+    """What a process changes files with. In a forked child that of its parent is invalid: the next `self._process.os`
+    raises `StoreClosed`, wherever the child goes on. No signal handler runs between that and the call in C, whose
+    arguments call nothing."""
+
+    os: Any = os
+    fcntl: Any = fcntl
+
+    def __init__(self) -> None:
+        self.mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+        """The files that are mapped into memory that processes share."""
+
+    def abandon(self) -> Iterable[object]:
+        global _process
+        self._held = [file.abandon() for file in list(self.mapped)]
+        _process = _Process()
+        watch(_process, "the store")
+        return ()
+
+
+_process = _Process()
+watch(_process, "the store")
+
+
 class MappedFile:
     """A file of fixed size, mapped as a whole.
 
@@ -72,11 +101,14 @@ class MappedFile:
     file again.
     """
 
-    __slots__ = ("_data_end", "_fd", "_released", "_view", "address", "map", "path", "size")
+    __slots__ = ("__weakref__", "_data_end", "_fd", "_process", "_released", "_view", "address", "map", "path", "size")
 
-    def __init__(self, path: Path, fd: int, mapping: mmap.mmap, *, data_end: int | None = None) -> None:
+    def __init__(
+        self, path: Path, fd: int, mapping: mmap.mmap, process: _Process, *, data_end: int | None = None
+    ) -> None:  # fmt: skip
         self.path = path
         self._fd = fd
+        self._process = process
         self._released = False
         self._data_end = len(mapping) if data_end is None else data_end
         self.map = mapping
@@ -97,7 +129,7 @@ class MappedFile:
         """Write bytes as a file is written, not through the mapping, which shows them at once: in bulk this is several
         times as fast, since a store into a mapping costs a fault for each page."""
         if self._fd >= 0:
-            OpenFile(self.path, self._fd).write(position, data.data)
+            OpenFile(self.path, self._fd, self._process).write(position, data.data)
         else:
             self._view[position : position + data.size] = data
 
@@ -122,17 +154,17 @@ class MappedFile:
 
     def sync(self) -> None:
         if self._released:
-            self._fd = os.open(self.path, os.O_RDWR)
+            self._fd = self._process.os.open(self.path, os.O_RDWR)
             self._released = False
         if self._fd >= 0:
-            OpenFile(self.path, self._fd).sync()
+            OpenFile(self.path, self._fd, self._process).sync()
 
     def release(self) -> None:
         """Give the descriptor back and keep the mapping: for a file that takes no more stores."""
         if self._fd >= 0:
             self._data_end = data_end(self._fd, self.size)
             self._released = True
-            self._close()
+        self._close()
 
     @property
     def data_end(self) -> int:
@@ -140,28 +172,39 @@ class MappedFile:
         look, and no page cache."""
         return self._data_end if self._fd < 0 else data_end(self._fd, self.size)
 
+    def abandon(self) -> memoryview:
+        """In a forked child: the memory is the child's own from now on, for a call that goes on, as long as what is
+        returned lives."""
+        held = memoryview(self.map) if not self.map.closed else memoryview(b"")
+        if held:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+            _libc.mmap(self.address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        self.close()
+        return held
+
     def close(self) -> None:
         """Unmap, once. Memory that something else still borrows is freed with that."""
         if hasattr(self, "_view"):
             del self._view
         with contextlib.suppress(BufferError):
             self.map.close()
-        if self._fd >= 0:
-            self._close()
+        self._close()
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1  # forgotten first: a child forked meanwhile closes what it finds
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 class OpenFile:
     """An open file for positional reads and writes."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "path", "process")
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, process: _Process) -> None:
         self.path = path
         self._fd = fd
+        self.process = process
 
     def read(self, position: int, size: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
@@ -171,7 +214,7 @@ class OpenFile:
         view = memoryview(data)
         try:
             while view:
-                written = os.pwrite(self._fd, view, position)
+                written = self.process.os.pwrite(self._fd, view, position)
                 view = view[written:]
                 position += written
         except OSError as error:
@@ -193,14 +236,15 @@ class OpenFile:
 
     def sync(self) -> None:
         try:
-            os.fdatasync(self._fd)
+            self.process.os.fdatasync(self._fd)
         except OSError as error:
             _name(error, self.path)
             raise
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _name(error: OSError, path: Path) -> None:
@@ -214,6 +258,12 @@ class Disk:
     read_only = False
     is_draft = False
     """The store on it is a tool's, which looks at its damage itself: no warning names a directory that will be gone."""
+    _process: _Process
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        self = super().__new__(cls)
+        self._process = _process
+        return self
 
     def forget(self) -> None:
         """Drop the changes that are kept in memory only: the files are seen as they are now."""
@@ -229,7 +279,7 @@ class Disk:
             return []
         changed = self.create_directory(path.parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, DIRECTORY_MODE)
+            self._process.os.mkdir(path, DIRECTORY_MODE)
         return [*changed, path.parent]
 
     def allocate(self, path: Path, size: int) -> None:
@@ -237,37 +287,37 @@ class Disk:
 
         Raises `DiskFull`; nothing is left behind then. The file has its full size from the first moment it is seen.
         """
-        self._create(path, size, lambda fd: os.posix_fallocate(fd, 0, size), durably=True)
+        self._create(path, size, lambda fd: self._process.os.posix_fallocate(fd, 0, size), durably=True)
 
     def check_room(self, path: Path, size: int) -> None:
         """Raise `DiskFull` unless there is room for so many bytes now."""
         temporary = _unfinished(path)
-        with _told_when_full(path, size, temporary):
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with self._told_when_full(path, size, temporary):
+            fd = self._process.os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
-                os.posix_fallocate(fd, 0, size)
+                self._process.os.posix_fallocate(fd, 0, size)
             finally:
                 os.close(fd)
-            os.unlink(temporary)
+            self._process.os.unlink(temporary)
 
     def create_sparse(self, path: Path, size: int) -> None:
         """Create a file of that length without blocks, for derived data that is written with `write`.
 
         Not durable before the file and its directory are synced: after a power cut it may be missing, or empty.
         """
-        self._create(path, size, lambda fd: os.ftruncate(fd, size), durably=False)
+        self._create(path, size, lambda fd: self._process.os.ftruncate(fd, size), durably=False)
 
     def _create(self, path: Path, size: int, fill: Callable[[int], None], *, durably: bool) -> None:
         temporary = _unfinished(path)
-        with _told_when_full(path, size, temporary):
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with self._told_when_full(path, size, temporary):
+            fd = self._process.os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
                 fill(fd)
                 if durably:
-                    os.fsync(fd)
+                    self._process.os.fsync(fd)
             finally:
                 os.close(fd)
-            os.rename(temporary, path)
+            self._process.os.rename(temporary, path)
         if durably:
             self.sync_directory(path.parent)
 
@@ -280,13 +330,15 @@ class Disk:
     def map(self, path: Path) -> MappedFile:
         fd = os.open(path, os.O_RDWR)
         try:
-            return MappedFile(path, fd, _map(fd, mmap.MAP_SHARED))
+            file = MappedFile(path, fd, _map(fd, mmap.MAP_SHARED), self._process)
+            self._process.mapped.add(file)
+            return file
         except BaseException:
             os.close(fd)
             raise
 
     def open(self, path: Path) -> OpenFile:
-        return OpenFile(path, os.open(path, os.O_RDWR))
+        return OpenFile(path, os.open(path, os.O_RDWR), self._process)
 
     def files(self, directory: Path) -> dict[str, int]:
         """Names and sizes of the regular files in a directory, sorted; empty when there is none."""
@@ -322,8 +374,8 @@ class Disk:
         """Write the begin of a file in place, durably; its times are now, by the file system's own clock."""
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, data, 0)
-            os.fsync(fd)
+            self._process.os.pwrite(fd, data, 0)
+            self._process.os.fsync(fd)
         finally:
             os.close(fd)
         return self.stamp(str(path))
@@ -352,25 +404,25 @@ class Disk:
     def replace(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
         temporary = path.with_name(path.name + UNFINISHED)
-        with _told_when_full(path, len(data), temporary):
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        with self._told_when_full(path, len(data), temporary):
+            fd = self._process.os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
-                OpenFile(temporary, fd).write(0, data)
-                os.fsync(fd)
+                OpenFile(temporary, fd, self._process).write(0, data)
+                self._process.os.fsync(fd)
             finally:
                 os.close(fd)
-            os.rename(temporary, path)
+            self._process.os.rename(temporary, path)
         self.sync_directory(path.parent)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            self._process.os.unlink(path)
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(fd)
+            self._process.os.fsync(fd)
         except OSError as error:
             _name(error, path)
             raise
@@ -382,7 +434,21 @@ class Disk:
 
         Raises `StoreLocked` when another process, or another store object of this one, holds it.
         """
-        return _Lock(path).release
+        return _Lock(path, self._process).release
+
+    @contextlib.contextmanager
+    def _told_when_full(self, path: Path, size: int, temporary: Path) -> Iterator[None]:
+        """Remove the unfinished file after an error or an interrupt, and say what a full disk means."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._process.os.unlink(temporary)
+            if isinstance(error, OSError):
+                _name(error, path)
+                if error.errno in FULL:
+                    raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk") from error
+            raise
 
 
 class _Lock:
@@ -392,14 +458,17 @@ class _Lock:
     not end when this process closes another descriptor of the file, as whoever copies the directory does.
     """
 
-    def __init__(self, path: Path) -> None:
+    _fd = -1
+
+    def __init__(self, path: Path, process: _Process) -> None:
         self._place = os.path.realpath(path)
-        self._fd = -1
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        self._process = process
+        self._fd = self._process.os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             self._set(fcntl.F_WRLCK)
             is_marked = os.pread(self._fd, len(OWN_MARK), 0) == OWN_MARK
-            os.pwrite(self._fd, OWN_MARK if is_marked else b"lock", 0)
+            mark = OWN_MARK if is_marked else b"lock"
+            self._process.os.pwrite(self._fd, mark, 0)
         except BaseException as error:
             self._close()
             if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -415,7 +484,8 @@ class _Lock:
         watch(self, path.parent)
 
     def _set(self, kind: int) -> None:
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, bytes(_Flock(kind, os.SEEK_SET, 0, 1)))
+        asked = bytes(_Flock(kind, os.SEEK_SET, 0, 1))
+        self._process.fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, asked)
 
     def release(self) -> None:
         """Release it, once, though a child forked meanwhile may hold a descriptor of the same description."""
@@ -434,7 +504,8 @@ class _Lock:
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         """When taking it failed, or was interrupted before anybody had it."""
@@ -452,15 +523,15 @@ class PrivateFile(OpenFile):
 
     __slots__ = ("_changed",)
 
-    def __init__(self, path: Path, fd: int, changed: dict[Path, MappedFile]) -> None:
-        super().__init__(path, fd)
+    def __init__(self, path: Path, fd: int, process: _Process, changed: dict[Path, MappedFile]) -> None:
+        super().__init__(path, fd, process)
         self._changed = changed
 
     def _copy(self) -> MappedFile:
         copy = self._changed.get(self.path)
         if copy is None:
             size = os.fstat(self._fd).st_size
-            copy = self._changed[self.path] = MappedFile(self.path, -1, mmap.mmap(-1, size))
+            copy = self._changed[self.path] = MappedFile(self.path, -1, mmap.mmap(-1, size), self.process)
             written = os.pread(self._fd, data_end(self._fd, size), 0)
             copy.map[: len(written)] = written
         return copy
@@ -482,10 +553,6 @@ class PrivateFile(OpenFile):
 
     def sync(self) -> None:
         pass
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            super().close()
 
 
 class PrivateDisk(Disk):
@@ -511,7 +578,7 @@ class PrivateDisk(Disk):
     def allocate(self, path: Path, size: int) -> None:
         self._removed.discard(path)
         self._differs.add(path.parent)
-        self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size))
+        self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size), self._process)
 
     create_sparse = allocate
 
@@ -522,13 +589,15 @@ class PrivateDisk(Disk):
             try:
                 mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE, size_min=size_min)
                 _cover_holes(fd, mapping)
-                self._mapped[path] = MappedFile(path, -1, mapping, data_end=data_end(fd, len(mapping)))
+                end = data_end(fd, len(mapping))
+                self._mapped[path] = MappedFile(path, -1, mapping, self._process, data_end=end)
             finally:
                 os.close(fd)
         return self._mapped[path]
 
     def open(self, path: Path) -> OpenFile:
-        return PrivateFile(path, -1 if path in self._mapped else os.open(path, os.O_RDONLY), self._mapped)
+        fd = -1 if path in self._mapped else os.open(path, os.O_RDONLY)
+        return PrivateFile(path, fd, self._process, self._mapped)
 
     def files(self, directory: Path) -> dict[str, int]:
         found = super().files(directory)
@@ -610,21 +679,6 @@ def _cover_holes(fd: int, mapping: mmap.mmap) -> None:
 def _unfinished(path: Path) -> Path:
     """Where a file is made: beside its directory, as RocketMQ refuses one that holds a file of another name."""
     return path.parent.with_name(f"{path.parent.name}.{path.name}{UNFINISHED}")
-
-
-@contextlib.contextmanager
-def _told_when_full(path: Path, size: int, temporary: Path) -> Iterator[None]:
-    """Remove the unfinished file after an error or an interrupt, and say what a full disk means."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            _name(error, path)
-            if error.errno in FULL:
-                raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk") from error
-        raise
 
 
 def check_allocated(path: str, status: os.stat_result, size: int) -> None:

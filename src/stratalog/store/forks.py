@@ -6,7 +6,9 @@ log ends, and locks that other threads held at that moment stay held in the chil
 - every attribute of an inherited store (but `root`), of its queues, its log and what else it is made of raises
   `StoreClosed`. Their class changes; that costs nothing before the fork, and takes no lock. Compiled puts ask for no
   attribute: they find that the log takes no more records, and call the method in Python, which raises.
-- Descriptors and mappings are closed. The store's lock stays with the parent, and ends when the parent releases it.
+- Descriptors are closed; mappings become memory of the child's own. A call that a signal handler forked in goes on in
+  the child, and raises `StoreClosed` at the latest where it would change a file (`stratalog.store.disk`).
+  The store's lock stays with the parent, and ends when the parent releases it.
 
 Nothing is written. A child opens the store again once the parent has closed it, or with `mode="r"` at any time.
 """
@@ -57,7 +59,9 @@ _METHODS = {"__slots__": (), "__getattribute__": _getattribute, "__repr__": _rep
 
 def _after_fork_in_child() -> None:
     classes: dict[type, type] = {}
-    for thing, place in list(_watched.items()):
+    inherited = list(_watched.items())
+    _watched.clear()
+    for thing, place in inherited:
         reason = (
             f"{place} was opened by process {os.getppid()} before os.fork(): this process ({os.getpid()}) cannot use "
             "that object. Open it again here (for writing, once the other process has closed it)"
@@ -72,7 +76,6 @@ def _after_fork_in_child() -> None:
                 if kind not in classes:  # a class for each of thousands of queues would take a second
                     classes[kind] = type(kind.__name__, (kind,), _METHODS)
                 part.__class__ = classes[kind]
-    _watched.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,10 +1,12 @@
 """A thread of a store."""
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from stratalog.helpers import helpers, start
+from stratalog.store.forks import watch
 
 
 class Worker:
@@ -21,6 +23,7 @@ class Worker:
         self._begun = threading.Lock()
         self._begun.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        watch(self, "the store")
 
     def start(self) -> None:
         """Returns when the work has begun."""
@@ -34,6 +37,13 @@ class Worker:
             self._begun.release()
             if not self._is_ended:
                 self._work()
+
+    def abandon(self) -> Iterable[object]:
+        """In a forked child, which does not have the thread: who waits for it goes on."""
+        for lock in (self._begun, self._working):
+            with contextlib.suppress(RuntimeError):  # it is free
+                lock.release()
+        return ()
 
     def is_current(self) -> bool:
         """Whether this is the thread."""

@@ -239,7 +239,7 @@ class ReportingDisk(PrivateDisk):
 
 class _ReportingFile(OpenFile):
     def __init__(self, path: Path, file: OpenFile, reporting: Callable[[Path], AbstractContextManager[None]]) -> None:
-        super().__init__(path, -1)
+        super().__init__(path, -1, file.process)
         self._file, self._reporting = file, reporting
 
     def read(self, position: int, size: int) -> bytes:
