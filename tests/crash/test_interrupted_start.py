@@ -19,6 +19,7 @@ from store.model import QUIET, SMALL
 from stratalog import helpers
 from stratalog.helpers import imported, thread_pool
 from stratalog.store import commit_log, next_files, worker
+from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
 
 TRACED = (threading.__file__, helpers.__file__, worker.__file__)
@@ -59,6 +60,47 @@ def pool(store: MessageStore) -> None:
 USES: dict[str, Callable[[MessageStore], None]] = {
     "open": nothing, "first use": first_use, "put_async": put_async, "next file": roll, "pool": pool,
 }  # fmt: skip
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("part", range(120))
+def test_an_opening_that_is_interrupted_again_while_it_releases_the_store_leaves_nothing_behind(
+    part: int, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {**SMALL, **QUIET}
+    with stratalog.open(tmp_path, **given) as store:
+        store.put("t", b"first")
+    before = set(threading.enumerate())
+
+    def case(injector: Injector, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first exception comes as the second thread is started, the other one at a point of what follows."""
+        started, start = list[Periodic](), Periodic.start
+
+        def interrupted(thread: Periodic) -> None:
+            start(thread)
+            started.append(thread)
+            if len(started) == 2:
+                injector.__enter__()
+                raise Dropped
+
+        monkeypatch.setattr(Periodic, "start", interrupted)
+        try:
+            with pytest.raises(Dropped):
+                stratalog.open(tmp_path, **given)
+        finally:
+            injector._disarm()
+            monkeypatch.undo()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(0.5)
+            assert not thread.is_alive(), (thread, injector.point)
+        stratalog.open(tmp_path, **given).close()
+
+    with unraisable_dropped():
+        for _ in range(2):
+            case(counted := Injector(0, raises=Dropped), pytest.MonkeyPatch())
+        assert len(counted.points) > 120
+        for number in counted.points[part::120]:
+            case(Injector(number, raises=Dropped), pytest.MonkeyPatch())
 
 
 def late() -> None:

@@ -102,7 +102,11 @@ def open_store(
             store.close()
         except BaseException as error:
             if store:
-                store.release()
+                try:
+                    store.release()
+                except BaseException:  # a signal handler raised again: nobody else can release what the store holds
+                    store.release()
+                    raise
             if is_no_thread(error):
                 raise thread_refusal(f"{root} cannot be opened") from error
             if not isinstance(error, StratalogError | OSError | MemoryError):
