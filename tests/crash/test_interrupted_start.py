@@ -1,5 +1,6 @@
 """A signal handler's exception wherever the package starts a thread: it is raised as it is, and no thread half runs."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from store.model import QUIET, SMALL
 from stratalog import helpers
 from stratalog.helpers import imported, thread_pool
 from stratalog.store import commit_log, next_files, worker
+from stratalog.store.disk import Disk
 from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
 
@@ -177,3 +179,21 @@ def test_loading_goes_on_when_a_handler_raises_as_a_process_forks() -> None:
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(global_compiler_lock._lock.acquire, timeout=10).result(), f"{number}"
             pool.submit(global_compiler_lock._lock.release).result()
+
+
+def test_a_lock_that_is_interrupted_as_it_is_taken_is_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: lost.append(given.exc_type))
+
+    def take(injector: Injector) -> None:
+        with contextlib.suppress(Dropped), injector:
+            Disk().lock(tmp_path / "lock")()
+        Disk().lock(tmp_path / "lock")()
+
+    take(counted := Injector(0))
+    assert len(counted.points) > 20
+    for number in counted.points:
+        take(Injector(number, raises=Dropped))
+    assert not {*lost} - {Dropped}
