@@ -636,3 +636,26 @@ def test_a_fork_waits_for_an_import_under_way(slow: str, kills: str, tmp_path: P
     command = [sys.executable, "-c", FORK_IN_AN_IMPORT, str(tmp_path / "s"), slow, kills]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_a_child_forked_while_another_thread_closes_the_store_closes_it_too(mode: str, open_store: OpenStore) -> None:
+    open_store().close()
+    store = open_store(mode=mode)
+    is_closing, goes_on, close = threading.Event(), threading.Event(), store.log.close
+
+    def slow_close() -> None:
+        is_closing.set()
+        goes_on.wait()
+        close()
+
+    store.log.close = slow_close  # type: ignore[method-assign]
+    thread = threading.Thread(target=store.close)
+    thread.start()
+    is_closing.wait()
+    try:
+        said = in_child(store.close)
+    finally:
+        goes_on.set()
+        thread.join()
+    assert said == "done" or is_refused(said), said

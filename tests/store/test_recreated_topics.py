@@ -926,21 +926,24 @@ def test_what_a_log_file_lacks_up_to_its_end_is_damage(
             assert "repaired" not in road or {(key, number) for number in lost} <= reports.stated
 
 
-@pytest.mark.one_in(96)
+@pytest.mark.one_in(192)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
-@pytest.mark.parametrize("bit", range(8 * len(MULTI_DISPATCH)))
+@pytest.mark.parametrize("bit", [*range(8 * len(MULTI_DISPATCH)), *range(-8 * len("%LMQ%a"), 0)])
 @pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("count", [1, 4])
 def test_a_first_message_that_names_no_light_queue_any_more_brings_no_deleted_one_back(
-    old: int, bit: int, road: str, state: str, tmp_path: Path
+    count: int, old: int, bit: int, road: str, state: str, tmp_path: Path
 ) -> None:
-    """One bit of the name of the property that says so."""
+    """One bit of the name of the property that says so, or of the queue's (a negative number)."""
     kind, root, key = LIGHT_KIND, tmp_path / "store", LIGHT_KIND.queues[0]
-    content = made(kind, root, 8, old=2 * old)
+    content = made(kind, root, 2 * count, old=2 * old)
     STATES[state](root)
     path, place = root / "commitlog" / f"{0:020d}", content.queues[key][0].commit_log_offset
     data = bytearray(path.read_bytes())
-    data[data.index(f"{MULTI_DISPATCH}\1".encode(), place) + bit // 8] ^= 1 << bit % 8
+    end = data.index(f"{MULTI_DISPATCH}\1".encode(), place)
+    end = data.index(key[0].encode(), end) + len(key[0]) if bit < 0 else end
+    data[end + bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
     reports = walked(kind, root, road)
     with kind.open(root, mode="r") as store:

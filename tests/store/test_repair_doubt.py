@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 
 import stratalog
-from store.kinds import KINDS, SIZES, Content, Kind
+from store.kinds import EXTENDED, KINDS, PLAIN, SIZES, Content, Kind, read_on
+from store.test_recreated_topics import STATES, walked
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.queue import BATCH_UNIT
@@ -723,3 +724,31 @@ def test_a_log_file_of_another_store_with_messages_of_one_size(count: int, tmp_p
         with pytest.raises(CorruptData, match=rf"{path.name}.*of another store"):
             plan_repair(tmp_path / "copy")
         shutil.rmtree(tmp_path / "copy")
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("sys_flag", [4, 12], ids=["prepared", "rolled back"])
+@pytest.mark.parametrize("unit", [0, 1, 2])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED], ids=str)
+def test_a_record_that_enters_no_queue_gets_no_place_by_another_queues_unit(
+    kind: Kind, unit: int, sys_flag: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """One unit leads to it."""
+    root, key, content = tmp_path / "store", kind.queues[0], Content()
+    with kind.open(root) as store:
+        kind.fill(store, content, count=2)
+        apart = store.queue(*kind.queues[1]).put_record(b"apart", b"", sys_flag=sys_flag)
+        kind.fill(store, content, begin=2, count=6)
+    path = kind.files(root, key)[0]
+    data = bytearray(path.read_bytes())
+    data[20 * unit : 20 * unit + 12] = struct.pack(">qi", apart.commit_log_offset, apart.store_size)
+    path.write_bytes(data)
+    STATES[state](root)
+    log = (root / "commitlog" / f"{0:020d}").read_bytes()
+    walked(kind, root, road)
+    assert (root / "commitlog" / f"{0:020d}").read_bytes() == log
+    with kind.open(root, mode="r") as store:
+        for queue in kind.queues:
+            assert read_on(store.queue(*queue)) == (content.queues[queue], [], set())

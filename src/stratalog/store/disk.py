@@ -672,7 +672,8 @@ def _cover_holes(fd: int, mapping: mmap.mmap) -> None:
             end = size
         if begin < end:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-            if _libc.mmap(address + begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) is None:
+            at = address + begin
+            if _libc.mmap(at, end - begin, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != at:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

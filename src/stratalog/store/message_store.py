@@ -340,7 +340,6 @@ class MessageStore(Uncopied):
         if not self.log.is_stopped:
             self.log.stop(StoreClosed(self._closed_text))
         self._is_released = True
-        unwatch(self)
         for thread in self._threads:
             thread.close()
         self._dispatcher.close()
@@ -353,6 +352,7 @@ class MessageStore(Uncopied):
             if self._release:
                 self._release()
                 self._release = None
+        unwatch(self)
 
     def abandon(self) -> Iterable[object]:
         """In a forked child, see `stratalog.store.forks`."""

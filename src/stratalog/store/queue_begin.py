@@ -66,6 +66,11 @@ class _Record(NamedTuple):
 
 def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
     """Whether a record says of itself that it has that offset in a queue, its own one or a light queue."""
+    return enters_queue(record.sys_flag) and _names(record, topic, queue_id, queue_offset)
+
+
+def _names(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
+    """The same of a record that may be prepared or rolled back."""
     own = record.topic.decode(errors="replace"), record.queue_id, record.queue_offset
     return own == (topic, queue_id, queue_offset) or light_offset(record.properties, topic) == queue_offset
 
@@ -192,8 +197,7 @@ def live_begins(
             asked[key][0], counting[key][0] = newer, True
     for key in [key for key, units in asked.items() if _are_lost(key, units, walk)]:
         counting[key][0] = True
-    lights = set(filter(is_light, disk.directories(root / CONSUME_QUEUE)))
-    changed = [key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, lights)]
+    changed = [key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, asked.keys())]
     for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
     for key, units in asked.items():
@@ -258,7 +262,7 @@ def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
 
 
 def _may_be_changed(
-    key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk", lights: Set[str]
+    key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk", doubtful: Set[QueueKey]
 ) -> bool:  # fmt: skip
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
     changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
@@ -268,9 +272,11 @@ def _may_be_changed(
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
         return False
-    named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
-    if key[0] not in named and not lights.isdisjoint(named):  # two light queues may share what follows
+    if not (enters_queue(record.sys_flag) or _names(record, *key, unit.queue_offset)):
         return False
+    named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
+    if key[0] not in named and any((name, LIGHT_QUEUE_ID) in doubtful for name in named):
+        return False  # two light queues that may have been exchanged share what follows
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
         goes_on = counting[1] and units[1].queue_offset == unit.end and len(between) > 0

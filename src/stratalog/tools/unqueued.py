@@ -29,7 +29,7 @@ from stratalog.layout.names import (
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
-from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction
+from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction, enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 from stratalog.store.queue_begin import QueueKey, says_twice, written_units
@@ -84,6 +84,8 @@ def unqueued(
             stored = file.view.data[position : position + record.total_size]
             topic = record.topic.decode("utf-8", "surrogateescape")
             is_own = base + position in old.get((topic, record.queue_id), _NONE)[1]  # then that unit was wrong
+            if not (enters_queue(record.sys_flag) or is_own):
+                continue  # prepared or rolled back: another queue's unit led there
             is_wrong = is_moved and not (is_own and says_twice(record))
             is_right = record_crc_holds(stored) or not (is_wrong or contradiction_of(record))
             if record.flag == LOST_FLAG or (not is_unled and is_right):
