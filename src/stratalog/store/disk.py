@@ -41,9 +41,9 @@ _SPARSE_SIZE_MIN, _COMPRESSION_MAX, _BLOCK_SIZE = 1 << 20, 64, 512
 _ZERO_CHUNK_SIZE = 1 << 16
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_POPULATE_READ = 22
+"""Since Linux 5.14; before that it is refused, and nothing is lost but the time it saves."""
 _TMPFS_MAGIC = 0x01021994
 _UNREADABLE = frozenset({errno.EFAULT, errno.EIO})
-"""Since Linux 5.14; before that it is refused, and nothing is lost but the time it saves."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
@@ -69,9 +69,9 @@ class _Flock(ctypes.Structure):
 
 
 class _Process:
-    """What a process changes files with. In a forked child that of its parent is invalid: the next `self._process.os`
-    raises `StoreClosed`, wherever the child goes on. No signal handler runs between that and the call in C, whose
-    arguments call nothing."""
+    """A handle to `os` and `fcntl` that every change of a file goes through. A forked child gets one of its own; that
+    of its parent raises `StoreClosed` there at the next use, wherever the child goes on. No signal handler runs between
+    the use and the system call, whose arguments call nothing."""
 
     os: Any = os
     fcntl: Any = fcntl

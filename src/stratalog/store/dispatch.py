@@ -190,7 +190,9 @@ class Dispatcher:
                 queue.begin_before(*first)
         else:
             kind = kind if kind == QueueKind.LIGHT else QueueKind.PLAIN  # light queues may have its messages
-            self._note(f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are not in it")
+            self._note(
+                f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; no queue of that name has its messages"
+            )
         self._by_row.append(queue)
         next_offset = max(_next_of(queue), newest) if isinstance(queue, BatchQueue) else _next_of(queue)
         row = self._row_of[topic, queue_id] = self._table.add(topic, queue_id, next_offset, kind=kind)
@@ -553,8 +555,8 @@ def next_of_queue(file: MappedFile, positions: NDArray[np.int64], record: Record
 
 
 def next_in_light(file: MappedFile, positions: NDArray[np.int64], name: str) -> int | None:
-    """The queue offset in a light queue of the first record among those at some positions that names one; only so many
-    are looked at."""
+    """The queue offset in a light queue of the first record that names one, of those at the first
+    `_LOOK_AHEAD_RECORDS` positions."""
     positions, text, first = positions[:_LOOK_AHEAD_RECORDS], name.encode(), 0
     end = int(positions[-1] + HEAD.unpack(file.view.data, int(positions[-1])).total_size) if len(positions) else 0
     while first < len(positions):

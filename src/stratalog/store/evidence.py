@@ -194,8 +194,8 @@ def drop_torn(
 
 def _end_by_record(queue: UnitQueue, record: Record | None, before: Sequence[int] | None) -> int:
     """Where a batch queue ends by the record of its newest unit, if the record says its offset twice or goes on from
-    the unit before: the unit's own offset or size was damaged, or how many messages the record says that it has. 0 for
-    another queue."""
+    the unit before: the unit's own offset or size was damaged, or the record's count of messages. 0 for another
+    queue."""
     if not isinstance(queue, BatchQueue) or record is None:
         return 0
     last = BATCH_UNIT.record._make(before) if before else None

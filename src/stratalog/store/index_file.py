@@ -129,8 +129,9 @@ def index_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
 
 
 def usual_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
-    """Slots and item capacity by the length of the index files alone: that of RocketMQ's ratio of both, unless header
-    and items contradict it, as in a file that was cut. RocketMQ's default is always taken. None without such a file."""
+    """Slots and item capacity by the length of the index files, in RocketMQ's ratio of both. None where no file has
+    such a length, or its header and items contradict it, as in a file that was cut. A file of RocketMQ's default length
+    is not checked further."""
     ratio = ITEM_CAPACITY // SLOT_COUNT
     for name, size in disk.files(directory).items():
         slot_count = (size - HEADER.size) // (SLOT.size + ratio * ITEM.size)
@@ -250,14 +251,14 @@ class Index:
         """A file that was begun and is not among `files`."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give. Opened
-        read-only the index is built in memory then."""
+        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give; a read-only
+        opening goes on, and builds the index in memory."""
         sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
         if sizes and self._file_size not in sizes.values() and not self._disk.read_only:
             raise ConfigurationError(
                 f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
                 f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
-                "max_index_num as the store was written with; if files were cut, give them to "
+                "max_index_num as the store was written with. If the files were cut, give both to "
                 f"{command('repair', self.directory.parent)}, which builds the index again from the log"
             )
         return sizes

@@ -336,7 +336,7 @@ class MessageStore(Uncopied):
 
     def release(self) -> None:
         """End threads, mappings and the lock; the rest of an interrupted call, if called again. Appends are stopped
-        first, which `_stop` may have been too interrupted to do: nothing is unmapped under one."""
+        first, unless `_stop` did so: nothing is unmapped under one."""
         if not self.log.is_stopped:
             self.log.stop(StoreClosed(self._closed_text))
         self._is_released = True

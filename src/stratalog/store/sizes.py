@@ -6,7 +6,7 @@
     files of the kind                          what most of them have, unless their names tell the size of another
     index files                                slots and items as noted, if that makes the size of a file, or if
                                                the only one has that many slots; else those that its items show, or
-                                               RocketMQ's ratio of both, if that makes the length of a file
+                                               RocketMQ's ratio of both, if that makes the size of a file
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
     neither                                    the size for small stores if asked for, else RocketMQ's default
 

@@ -194,7 +194,8 @@ def survey_file(
 
 
 def _is_cut(file: MappedFile, begin: int, end: int, stored_size: int) -> bool:
-    """Whether a record lost bytes with its file's end that were not zeros. No checksum covers the last ones."""
+    """Whether a record lost bytes with its file's end that were not zeros. Properties end with a byte that is not zero;
+    without properties their length, two bytes of zeros, ends the record."""
     if end <= stored_size:
         return False
     has_properties = bool(decode_record(file.view.data, begin, verify=False).properties)

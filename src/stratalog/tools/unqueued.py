@@ -238,9 +238,8 @@ def _displaced(
         if now is not None:
             gone = ~_is_covered(numbers, now) & (numbers <= now[2].max())
             mine = np.sort(now[1])
-            if is_light(
-                key[0]
-            ):  # RocketMQ may have put messages at smaller places than their offsets, one after another
+            if is_light(key[0]):
+                # RocketMQ may have put messages at smaller places than their offsets, one after another.
                 at = np.minimum(np.searchsorted(now[1], offsets), len(now[1]) - 1)
                 is_ahead = (now[1][at] == offsets) & (now[0][at] > numbers)
                 stays = is_ahead & np.append(is_ahead[1:], False)
