@@ -191,7 +191,7 @@ class Dispatcher:
         else:
             kind = kind if kind == QueueKind.LIGHT else QueueKind.PLAIN  # light queues may have its messages
             self._note(
-                f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; no queue of that name has its messages"
+                f"topic {topic[:80]!r} queue {queue_id}: no such directory can be; its messages are in no such queue"
             )
         self._by_row.append(queue)
         next_offset = max(_next_of(queue), newest) if isinstance(queue, BatchQueue) else _next_of(queue)
