@@ -995,3 +995,24 @@ def test_units_that_lead_far_away_tell_of_no_deleted_topic(
     walked(kind, root, road)
     with kind.open(root) as store:
         assert read_on(store.queue(*key))[0] == content.queues[key]
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_repair_leaves_the_records_of_a_queue_whose_directory_was_renamed_as_they_are(
+    kind: Kind, count: int, state: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    key = lives_on_in_one_queue(kind, root, [3], count)[1]
+    STATES[state](root)
+    directory = kind.directory(root, key)
+    directory.rename(directory.with_name("7"))
+    log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    try:
+        report = repair(plan_repair(root, settings=settings_of(kind)))
+    except CorruptData:
+        pass
+    else:
+        assert not report.ok
+    assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}

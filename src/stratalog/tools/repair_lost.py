@@ -408,7 +408,7 @@ class Judge:
         if is_wrong and count:
             claims = [claim for claim in claims if claim.batch_size == count]
             claims += [Claim(*queue.key, number, size, count)]
-        begins_or_follows = number == low or low < 0
+        begins_or_follows = number == low or low < 0 or not (number or self._evidence.has_directory(queue.key))
         is_free = number >= queue.units_end or bool(queue.supported[at])  # or an opening wrote its unit
         if begins_or_follows and high is None and is_free and not is_wrong:
             # Its place is free: another queue's unit that is alone in its file is rather a misplaced file's, unless
