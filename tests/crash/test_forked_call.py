@@ -42,7 +42,7 @@ class Fork:
         self.child: int | None = None
 
     def __call__(self) -> None:
-        before = contents(self._root)
+        before = {} if self._child_waits else contents(self._root)
         self.child = os.fork()
         if not self.child:
             signal.alarm(CHILD_S)

@@ -208,7 +208,8 @@ class OpenFile:
 
     def read(self, position: int, size: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
-        return os.pread(self._fd, size, position)
+        found: bytes = self.process.os.pread(self._fd, size, position)
+        return found
 
     def write(self, position: int, data: bytes | memoryview) -> None:
         view = memoryview(data)

@@ -442,9 +442,6 @@ class Dispatcher:
         next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])
         waiting = self._waiting.setdefault(row, bytearray())
         known = self._plain(row).end_offset + len(waiting) // UNIT.size
-        old = self._plain(row).old_unit(next_offset) if queue_offset > next_offset else None
-        if old and old[0] == commit_log_offset:  # it stays at a smaller place than its offset
-            queue_offset = next_offset
         if queue_offset < next_offset:
             if commit_log_offset >= self._table.rows[row][QUEUE_NEWS]:
                 place_taken = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
@@ -452,6 +449,9 @@ class Dispatcher:
             return
         if queue_offset > next_offset and (known or not self._log.first_offset):
             following = next_in_light(file, self._positions[number + 1 : self._count], name)
+            old = self._plain(row).old_unit(next_offset) if following is None else None
+            if old and old[0] == commit_log_offset:  # its unit stays where it is
+                queue_offset = next_offset
             if following is not None and next_offset <= following <= queue_offset:
                 wrong = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
                 self._leave_out(wrong, f"the next message there has {following:,}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
-from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, SEPARATOR, is_light, light_offset, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import find_property
@@ -275,14 +275,29 @@ def _may_be_changed(
     if not (enters_queue(record.sys_flag) or _names(record, *key, unit.queue_offset)):
         return False
     named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
-    if key[0] not in named and any((name, LIGHT_QUEUE_ID) in doubtful for name in named):
-        return False  # two light queues that may have been exchanged share what follows
+    if named and key[0] not in named:
+        is_other = any((name, LIGHT_QUEUE_ID) in doubtful for name in named)  # exchanged ones share what follows
+        if is_other or not (walk.of_queue[key] and _names_one_bit_off(record, key[0])):
+            return False  # no other record names it: it may have been renamed
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
         goes_on = counting[1] and units[1].queue_offset == unit.end and len(between) > 0
         return goes_on and not any(place in between for place in walk.places(key, unit.queue_offset))
     before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
     return not before or not has_place(record, *key, before[-1].end)
+
+
+def _names_one_bit_off(record: Record, name: str) -> bool:
+    """Whether one bit of a light queue's name was flipped in a record that names it."""
+    names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
+    return any(
+        "\ufffd" in other  # a bit that makes it no text
+        or (
+            len(other) == len(name)
+            and sum((ord(a) ^ ord(b)).bit_count() for a, b in zip(other, name, strict=True)) == 1
+        )
+        for other in names
+    )
 
 
 def _without_led(
