@@ -296,7 +296,7 @@ class Judge:
 
     def _is_misplaced(self, offset: int, claim: Claim) -> bool:
         """Whether a unit of a light queue, alone in its file, leads to a whole record that fits in where it says."""
-        if self._evidence.begins.get(claim.key) == (claim.queue_offset, offset):
+        if claim.queue_id == LIGHT_QUEUE_ID and self._evidence.begins.get(claim.key) == (claim.queue_offset, offset):
             return False
         record = read_record(self._read(offset, claim.size)) if claim.trust[0] < 0 else None
         own = [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.properties, offset)[0]] if record else []
