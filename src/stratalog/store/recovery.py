@@ -285,13 +285,13 @@ def recover(
         dispatcher.begins |= begins
         dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
-            is_astray = _begins_astray(log, queue, begins.get((queue.topic, queue.queue_id)))
-            if is_astray and begin > log.first_offset:
+            is_deleted = _begins_with_deleted(log, queue, begins.get((queue.topic, queue.queue_id)))
+            if is_deleted and begin > log.first_offset:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: its first unit is damaged and leads to a message of a topic that "
                     f"was deleted. Run {command('repair', log.directory.parent)}"
                 )
-            queue.rewind(log.first_offset if is_astray and begin == log.first_offset else min(kept_end, end))
+            queue.rewind(log.first_offset if is_deleted and begin == log.first_offset else min(kept_end, end))
             if torn is not None and not beside_writer:
                 queue.is_kept = partial(_leads_to_record, log, end)
             if queue.is_kept and isinstance(queue, ConsumeQueue):
@@ -371,7 +371,7 @@ def recover(
     return report
 
 
-def _begins_astray(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
+def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
     """Whether the first unit of a queue that leads into the log leads to a message of a topic that was deleted."""
     number = queue.min_offset(log.first_offset) if begin else queue.end_offset
     return bool(begin and number < queue.end_offset and begin.is_after(number, queue.unit(number)[0]))

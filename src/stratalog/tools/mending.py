@@ -240,8 +240,8 @@ def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> b
         return record_crc_holds(found)
     if CRC_LEAD in properties or _is_elsewhere(changed | behind):
         return False
-    is_apart = not enters_queue(layout.unpack(data).sys_flag)
-    if is_apart and (changed | behind) & {"queue_id", "queue_offset", "topic"}:
+    is_transactional = not enters_queue(layout.unpack(data).sys_flag)
+    if is_transactional and (changed | behind) & {"queue_id", "queue_offset", "topic"}:
         return False  # it is prepared or rolled back, and the unit is another one's
     if layout.unpack(found).sys_flag & ~KNOWN_MASK:
         return False  # garbage: nobody knows which of the other bits are right
