@@ -11,6 +11,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class Store:
         """Log offsets of the records that were damaged."""
         self.is_exchanged = self.has_moved = False
         """Whether files of two queues were exchanged, and whether a whole record names another place."""
+        self.put_back: Callable[[], object] | None = None
+        """Undoes an exchange or a renaming."""
 
     def _filled(self) -> Content:
         chance, content = self._chance, Content()
@@ -193,8 +196,8 @@ class Store:
             path.unlink()
         elif what == "exchanged":
             other, self.is_exchanged = self._chance.choice(others), True
-            path.write_bytes(other.read_bytes())
-            other.write_bytes(data)
+            _exchange(path, other)
+            self.put_back = partial(_exchange, path, other)
         else:
             kept = {"zeros": bytes(len(data)), "empty": b""}.get(what, data[: self._chance.randrange(len(data))])
             path.write_bytes(kept)
@@ -206,11 +209,17 @@ class Store:
         others = [other for other in directories if other != one and other.parent.parent == one.parent.parent]
         if others and self._chance.random() < 0.4:
             self.is_exchanged = True
-            other, between = self._chance.choice(others), self.root / "between"
-            one.rename(between)
-            other.rename(one)
-            between.rename(other)
+            other, self.is_exchanged = self._chance.choice(others), True
+            _exchange(one, other)
+            self.put_back = partial(_exchange, one, other)
             return f"{one.relative_to(self.root)} exchanged"
+        key = one.parent.name, int(one.name)
+        led_to = {known.commit_log_offset for known in self.content.queues.get(key, {}).values()}
+        if len(led_to) > 1 and self._chance.random() < 0.3:  # else the record may have been changed
+            other, self.is_exchanged = one.with_name("7"), True
+            one.rename(other)
+            self.put_back = partial(other.rename, one)
+            return f"{one.relative_to(self.root)} renamed"
         shutil.rmtree(one)
         return f"{one.relative_to(self.root)} gone"
 
@@ -250,6 +259,13 @@ class Store:
         at = self._chance.choice((0, 0, self._chance.randrange(count))) * size
         path.write_bytes(data[:at] + changed(data[at : at + size]) + data[at + size :])
         return f"unit {at // size} of {path.relative_to(self.root)}"
+
+
+def _exchange(one: Path, other: Path) -> None:
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
 
 
 class Commands:
@@ -381,7 +397,13 @@ def _check(store: Store, commands: Commands) -> None:
     try:
         _compare(store, commands, told)
     except StratalogError:  # refused
-        return
+        if store.put_back is None or any(commands.put_messages.values()):
+            return
+        store.put_back()
+        with store.kind.open(store.root, mode="r") as opened:
+            for key, live in store.content.queues.items():
+                if live and read_on(opened.queue(*key))[0] != live:
+                    raise Lost(f"{key} is not served, with its files back where they were") from None
 
 
 def _compare(store: Store, commands: Commands, told: list[str]) -> None:

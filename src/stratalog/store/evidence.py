@@ -257,7 +257,7 @@ def begins_of(
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
             layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
-    return found, live_begins(doubtful, log.files, files.root, files.disk)
+    return found, live_begins(doubtful, found.keys(), log.files, files.root, files.disk)
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

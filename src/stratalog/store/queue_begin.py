@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratalog.errors import CorruptData
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, SEPARATOR, is_light, light_offset, light_places
@@ -28,6 +29,7 @@ from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.log_scan import closes_file, next_record, written_end
 
 QueueKey = tuple[str, int]
+ONLY_UNITS_TELL = "They alone tell where the live messages of a queue begin"
 _CHUNK_RECORDS = 1 << 13
 _UNITS_ASKED = 8
 
@@ -72,7 +74,8 @@ def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> b
 def _names(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
     """The same of a record that may be prepared or rolled back."""
     own = record.topic.decode(errors="replace"), record.queue_id, record.queue_offset
-    return own == (topic, queue_id, queue_offset) or light_offset(record.properties, topic) == queue_offset
+    is_light_place = queue_id == LIGHT_QUEUE_ID and light_offset(record.properties, topic) == queue_offset
+    return is_light_place or own == (topic, queue_id, queue_offset)
 
 
 def _stored(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[int, NDArray[np.void]]]:
@@ -179,14 +182,17 @@ def leads_to_first(
 
 
 def live_begins(
-    queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], root: Path, disk: Disk
-) -> dict[QueueKey, QueueBegin]:
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Set[QueueKey], log: Sequence[MappedFile], root: Path,
+    disk: Disk,
+) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
-    out. A unit counts if a record of its place begins where it leads to, or if that record is damaged: its bytes, or,
-    for the first unit, what it says of its place."""
+    out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
+    damaged: its bytes, or, for the first unit, what it says of its place. Raises `CorruptData` where files of
+    queues were renamed or exchanged, and the log does not tell where these begin."""
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
+    _refuse_exchanged(queues, known, walk, log)
     asked = {
         key: [_corrected(key, unit, walk, is_first=not at) for at, unit in enumerate(units)]
         for key, units in queues.items()
@@ -205,6 +211,46 @@ def live_begins(
         if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
             found[key] = begin
     return found
+
+
+def _refuse_exchanged(
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Set[QueueKey], walk: "_Walk", log: Sequence[MappedFile]
+) -> None:
+    """Raise `CorruptData` where the first units of two queues lead to each other's messages, or those of one to the
+    messages of another that has no units, and the log does not tell where the messages of both begin: some expired, or
+    they begin again. One unit alone does not say that the files were renamed: its record may have been changed."""
+    led = {key: [_queues_of(unit, walk) for unit in units] for key, units in queues.items() if units}
+    for one, others in led.items():
+        for other in others[0] if one not in others[0] else ():
+            is_exchanged = other in led and one in led[other][0] and other not in led[other][0]
+            has_none = other not in led and other not in known
+            is_renamed = has_none and len(others) > 1 and all(other in them and one not in them for them in others)
+            if not (is_exchanged or is_renamed):
+                continue
+            if int(log[0].path.name) or _begin_again({one: queues[one], other: queues.get(other, [])}, log):
+                done, step = ("exchanged with", "exchange") if is_exchanged else ("renamed to those of", "rename")
+                raise CorruptData(
+                    f"the files of queue {other[0]}/{other[1]} were {done} {one[0]}/{one[1]}, by what their units lead "
+                    f"to: {step} them back. {ONLY_UNITS_TELL}",
+                    path=str(log[0].path.parent.parent),
+                )
+
+
+def _begin_again(queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile]) -> bool:
+    """Whether the log has records of one of the queues whose queue offsets records before them have, or larger ones."""
+    records = _Walk(log, queues).of_queue.values()
+    return any(after.begin < before.end for own in records for before, after in pairwise(own))
+
+
+def _queues_of(unit: LiveUnit, walk: "_Walk") -> list[QueueKey]:
+    """The queues that have the message which a unit leads to in the unit's place, as its record says."""
+    record = walk.records.get(unit.commit_log_offset)
+    if record is None or record.total_size != unit.size or not enters_queue(record.sys_flag):
+        return []
+    own = (record.topic.decode(errors="replace"), record.queue_id), record.queue_offset
+    light = light_places(record.properties, unit.commit_log_offset)[0]
+    places = [own, *(((name, LIGHT_QUEUE_ID), number) for name, number in light)]
+    return [key for key, number in places if number == unit.queue_offset]
 
 
 def _corrected(key: QueueKey, unit: LiveUnit, walk: "_Walk", *, is_first: bool) -> LiveUnit:

@@ -508,7 +508,7 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                             found[topic, queue_id] = QueueBegin(*units[0][:2])
                         else:
                             doubtful[topic, queue_id] = units
-        found |= live_begins(doubtful, log, root, disk)
+        found |= live_begins(doubtful, found.keys(), log, root, disk)
     return found | noted_begins(root, disk)
 
 

@@ -61,7 +61,7 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import QueueBegin, QueueKey, written_units
+from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized
 from stratalog.store.topics import Topics
@@ -445,10 +445,7 @@ class _LogPlan:
 
     def _exchanged_step(self, evidence: Evidence) -> str:
         if evidence.has_deleted:
-            return (
-                "exchange them back: a topic was deleted and created again, and they alone tell which of its messages "
-                "are live"
-            )
+            return f"exchange them back. {ONLY_UNITS_TELL}"
         trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._plan.root / tree).is_dir()]
         return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
 

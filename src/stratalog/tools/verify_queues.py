@@ -34,6 +34,7 @@ from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
 from stratalog.store.open_files import OpenFiles
+from stratalog.store.queue_begin import QueueBegin, QueueKey
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import SET_TYPE, batches_outside
@@ -124,6 +125,15 @@ class _Expected:
         self.first = self.next = first
 
 
+def _begins(root: Path, disk: PrivateDisk, report: VerifyReport) -> dict[QueueKey, QueueBegin]:
+    try:
+        return queue_begins(root, disk)
+    except CorruptData as error:
+        step = str(error).removeprefix(f"{error.path}: ")
+        report.add(Problem("queue", error.path, 0, "queues that lead to their own messages", "others", step))
+        return {}
+
+
 class QueueCheck:
     """Takes the log in chunks, in order, and says what the queues lack or have too much."""
 
@@ -136,7 +146,7 @@ class QueueCheck:
         self._units = np.empty(CHUNK_RECORDS * UNIT.size, np.uint8)
         self._sorted = np.empty_like(self._units)
         self._rows = np.empty(CHUNK_RECORDS, np.int32)
-        self._begins = queue_begins(root, disk)
+        self._begins = _begins(root, disk, report)
         self._special = SpecialQueues(root, disk, report, self._begins)
         self._open = OpenFiles(disk)
         self._topics = Topics(root, disk)
