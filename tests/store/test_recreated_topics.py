@@ -691,7 +691,9 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
 @pytest.mark.parametrize("left", [1, 2, 10])
-@pytest.mark.parametrize("what", ["ones", "noise", *(f"bit {bit}" for bit in (*range(8, 20), 32, 63))])
+@pytest.mark.parametrize(
+    "what", ["ones", "noise", "size of a filler", *(f"bit {bit}" for bit in (*range(8, 20), 32, 63))]
+)
 @pytest.mark.parametrize("count", [2, FEWER])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("plain", "extended", "batch")], ids=str)
 def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_message(
@@ -707,6 +709,8 @@ def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_mess
     if what.startswith("bit"):
         bit = int(what.split()[1])
         data[kind.layout.position("commit_log_offset") + 7 - bit // 8] ^= 1 << bit % 8
+    elif what == "size of a filler":
+        data[kind.layout.position("size") :][:4] = b"\x7f\xff\xff\xff"
     else:
         data[:size] = b"\xff" * size if what == "ones" else random.Random(count).randbytes(size)
     path.write_bytes(data)

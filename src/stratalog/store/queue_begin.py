@@ -106,7 +106,7 @@ def written_units(
             numbers, counts = units["base_offset"].astype(np.int64), np.maximum(units["batch_size"], 1).astype(np.int64)
             sound &= numbers >= 0
             used[: np.flatnonzero(used)[-1] if used.any() else 0] = True  # they follow each other without a hole
-        in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE)
+        in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE) & (units["commit_log_offset"] == 0)
         taken = (used if damaged else sound) & ~in_front
         if layout is BATCH_UNIT and damaged:
             sound &= units["batch_size"] > 0  # else its begin counts
@@ -148,7 +148,7 @@ def is_expired(
     away: the unit was damaged."""
     place, size, tags_code = unit
     if is_filler(size, tags_code):
-        return True
+        return not place or tags_code == LOST_TAGS_CODE
     if size <= 0 or not 0 <= place < log_begin:
         return False
     turned = (place ^ 1 << bit for bit in range(first.bit_length()))

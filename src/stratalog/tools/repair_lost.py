@@ -421,7 +421,7 @@ class Judge:
         # Its unit counts more if another record is led to at its queue offset, or if the units do not go so far.
         led = self._led_by_unit.get((queue.key, number), offset)
         is_own_end = queue.is_batch and any((c.key, c.end) == (queue.key, queue.units_end) for c in claims)
-        is_refuted = led != offset or (number >= queue.units_end > 0 and not is_own_end) or is_gone
+        is_behind, is_refuted = number >= queue.units_end > 0 and not is_own_end, led != offset or is_gone
         is_alone = not queue.has_units and len(queue.offsets) == 1
         is_refuted |= is_alone and any(
             claim.queue_offset == number for claim in claims
@@ -432,7 +432,9 @@ class Judge:
             fits = room[0] <= claim.queue_offset and (room[1] is None or claim.end <= room[1])
             fits = fits and self._gaps_at(offset, claim) <= gaps
             against = votes + (is_sure and claim.key == queue.key and claim.queue_offset != number)
-            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_refuted > against:
+            against += is_behind and claim.key == queue.key and claim.queue_offset >= queue.units_end  # so is the claim
+            is_less = is_refuted or is_behind
+            if fits and (claim.queue_offset == room[0]) + (claim.end == room[1]) + is_wrong + is_less > against:
                 better.append(claim)
         mend = self._mended(offset, data, better[0], is_damaged=False) if better else None
         if mend:
