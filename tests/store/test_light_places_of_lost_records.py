@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import LIGHT_EXTENDED, LIGHT_KIND, Content, Kind, read_on
-from store.test_changed_identity import FIELDS, Reports, change
+from store.kinds import LIGHT_EXTENDED, LIGHT_KIND, SIZES, Content, Kind, Known, read_on
+from store.test_changed_identity import FIELDS, Reports, change, offsets_of
 from store.test_recreated_topics import STATES, walked
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
+from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, light_places
+from stratalog.layout.message import decode_record
+from stratalog.layout.properties import encode_properties
+from stratalog.store.message_store import MessageStore
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
 
 WILD = ["topic, none that can be", "queue id, nobody's", "queue offset, none that can be", "queue offset, ahead"]
 CHANGES = [(field,) for field in FIELDS] + list(itertools.combinations(WILD, 2))
@@ -145,3 +154,104 @@ def test_a_message_stays_at_its_offset_in_a_light_queue(
     assert lacking <= (set() if "repaired" in road else {number})
     assert not lacking or errors or any(filter(None, reports.texts))
     assert "repaired" not in road or not reports.stated
+
+
+SETTINGS = StoreSettings.make({**SIZES, **LIGHT_KIND.settings})
+NAMES = [("%LMQ%a", "%LMQ%b"), ("%LMQ%b",), ("%LMQ%b", "%LMQ%a"), ("%LMQ%a",), ("%LMQ%a", "%LMQ%b")]
+"""Light queues of the messages of a store."""
+STORED_SIZE = len(f"{MULTI_DISPATCH}.%LMQ%a,%LMQ%b.{MULTI_QUEUE_OFFSET}.0,0.")
+BYTES = {"comma": b",", "digit": b"7", "letter": b"z"}
+CHANGED_BYTES = [*BYTES, *range(8)]
+Places = dict[tuple[str, int], dict[int, Known]]
+
+
+class Told:
+    """Runs commands on a store of light queues, and keeps what they say."""
+
+    def __init__(self, root: Path, expected: Places) -> None:
+        self.root, self.expected = root, expected
+        self.texts: list[str] = []
+        self.stated: set[tuple[tuple[str, int], int]] = set()
+
+    def open(self) -> None:
+        self.put(count=0)
+
+    def put(self, *, count: int = 1) -> None:
+        with LIGHT_KIND.open(self.root) as store:
+            told = store.recovery
+            self.texts += [told.warning, *told.notes, *map(str, told.left_out)]
+            for _ in range(count):
+                ends = {key: store.queue(*key).max_offset for key in self.expected}
+                put_light(store, ("%LMQ%b",), self.expected, ends)
+
+    def rebuild(self) -> None:
+        done = rebuild(self.root, settings=SETTINGS)
+        self.texts += [*map(str, done.left_out), *done.moved, *done.notes, done.lost, done.longer]
+
+    def repair(self) -> None:
+        plan = plan_repair(self.root, settings=SETTINGS)
+        self.stated = offsets_of([*plan.missing, *(place for one in plan.lost for place in one.all_places)])
+        report = repair(plan)
+        assert report.ok, report.problems[0]
+        assert not plan_repair(self.root, settings=SETTINGS).actions
+        self.texts += report.notes
+
+    def run(self, road: str) -> None:
+        for step in road.split(", "):
+            try:
+                getattr(self, step)()
+            except CorruptData as error:
+                assert step == "rebuild"
+                self.texts.append(str(error))
+
+
+def put_light(store: MessageStore, names: tuple[str, ...], expected: Places, ends: dict[tuple[str, int], int]) -> None:
+    properties = encode_properties({MULTI_DISPATCH: ",".join(names)})
+    put = store.queue("parent", 0).put_raw(b"%d" % len(expected["parent", 0]), properties)
+    known = Known.of(next(iter(store.queue("parent", 0).read(put.queue_offset))))
+    for key in [("parent", 0), *((name, 0) for name in names)]:
+        expected[key][ends[key]] = known
+
+
+@pytest.mark.one_in(4000)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["repair", "open", "rebuild", "open, repair", "put, repair", "put, put, rebuild"])
+@pytest.mark.parametrize("changed", CHANGED_BYTES)
+@pytest.mark.parametrize("at", range(STORED_SIZE))
+@pytest.mark.parametrize("which", [0, 2, 4])
+@pytest.mark.parametrize("has_units", [True, False])
+def test_a_changed_byte_of_what_names_light_queues_moves_no_message(
+    has_units: bool, which: int, at: int, changed: str | int, road: str, state: str, tmp_path: Path
+) -> None:
+    """The units that lead to the record tell its places. Without them, what cannot be followed in it is told."""
+    root, expected = tmp_path / "store", Places({("parent", 0): {}, ("%LMQ%a", 0): {}, ("%LMQ%b", 0): {}})
+    with LIGHT_KIND.open(root) as store:
+        for names in NAMES:
+            put_light(store, names, expected, {key: len(queue) for key, queue in expected.items()})
+    place = expected["parent", 0][which].commit_log_offset
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    at += min(data.index(name.encode(), place) for name in (MULTI_DISPATCH, MULTI_QUEUE_OFFSET))
+    data[at : at + 1] = bytes([data[at] ^ 1 << changed]) if isinstance(changed, int) else BYTES[changed]
+    path.write_bytes(data)
+    STATES[state](root)
+    problems = light_places(decode_record(bytes(data), place).properties, place)[1]
+    for name in () if has_units else ("parent", "%LMQ%a", "%LMQ%b"):
+        shutil.rmtree(root / "consumequeue" / name)
+    told = Told(root, expected)
+    told.run(road)
+    with LIGHT_KIND.open(root, mode="r") as store:
+        served = {key: read_on(store.queue(*key))[:2] for key in store.queues()}
+    for key, (found, _) in served.items():
+        there = expected.get(key, {})
+        for number, known in found.items():
+            may_move = not has_units or (key not in expected and "repair" not in road)
+            is_named = known.commit_log_offset == place and may_move
+            assert there.get(number) == known or is_named, f"{key} serves another at {number}"
+    for key, there in expected.items():
+        found, errors = served.get(key, ({}, []))
+        for number in there.keys() - found.keys():
+            assert there[number].commit_log_offset == place, f"{key} lacks {number}, whose record is as it was put"
+            is_told = (key, number) in told.stated or errors or any(told.texts)
+            assert is_told or not (has_units or problems), f"{key} lacks {number}, untold"
+            assert not has_units or "repair" not in road, f"{key} lacks {number}"

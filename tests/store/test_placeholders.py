@@ -173,7 +173,7 @@ def test_a_place_that_a_record_no_longer_names_is_not_given_again(tmp_path: Path
     path = next((tmp_path / "commitlog").iterdir())
     data = path.read_bytes()
     at = data.index(b"%LMQ%a", receipts[2].commit_log_offset)
-    path.write_bytes(data[:at] + b"#" + data[at + 1 :])
+    path.write_bytes(data[:at] + b"##" + data[at + 2 :])
     plan = plan_repair(tmp_path)
     assert [(lost.topic, lost.queue_offset) for lost in plan.lost] == [(A, 2)]
     assert repair(plan).ok

@@ -22,6 +22,7 @@ LIGHT_QUEUE_ID = 0
 SEPARATOR = ","
 _NAME = re.compile(re.escape(LMQ_PREFIX) + r"[%|$a-zA-Z0-9_-]+\Z")
 _OFFSET = re.compile(r"[0-9]{1,18}\Z")
+_NAMES, _OFFSETS = MULTI_DISPATCH.encode(), MULTI_QUEUE_OFFSET.encode()
 
 Place = tuple[str, int]
 """A light queue and a queue offset in it."""
@@ -64,16 +65,15 @@ def joined_offsets(offsets: list[int]) -> str:
 def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
     """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
 
-    A record that some broker stored without offsets stands nowhere. An offset is trusted up to `queue_offset_limit`.
+    A record that some broker stored without offsets stands nowhere, and so does one with more or fewer offsets than
+    names. An offset is trusted up to `queue_offset_limit`.
     """
-    stored_names = find_property(properties, MULTI_DISPATCH.encode())
-    stored_offsets = find_property(properties, MULTI_QUEUE_OFFSET.encode())
-    if stored_names is None or stored_offsets is None:
-        return [], []
-    names, offsets = stored_names.split(SEPARATOR), stored_offsets.split(SEPARATOR)
+    names, offsets = _items(properties, _NAMES), _items(properties, _OFFSETS)
+    if len(names) != len(offsets):
+        return [], [f"{len(names)} names, {len(offsets)} offsets"] if names and offsets else []
     places: list[Place] = []
-    poison = [f"{len(names)} names, {len(offsets)} offsets"] if len(names) != len(offsets) else []
-    for name, text in zip(names, offsets, strict=False):
+    poison: list[str] = []
+    for name, text in zip(names, offsets, strict=True):
         if not (is_light(name) and is_topic(name)):
             poison.append(f"{name[:80]!r} is no light queue")
         elif not _OFFSET.match(text) or int(text) > queue_offset_limit(commit_log_offset):
@@ -88,7 +88,12 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
 def light_offset(properties: bytes, topic: str) -> int:
     """The queue offset that a stored record was given in a light queue; -1 when it names none there. RocketMQ may have
     put it at a smaller one."""
-    names = (find_property(properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
-    offsets = (find_property(properties, MULTI_QUEUE_OFFSET.encode()) or "").split(SEPARATOR)
-    text = next((text for name, text in zip(names, offsets, strict=False) if name == topic), "")
+    names, offsets = _items(properties, _NAMES), _items(properties, _OFFSETS)
+    text = offsets[names.index(topic)] if topic in names and len(names) == len(offsets) else ""
     return int(text) if _OFFSET.match(text) else -1
+
+
+def _items(properties: bytes, name: bytes) -> list[str]:
+    """What a stored property lists. As in Java, separators at the end separate nothing."""
+    text = find_property(properties, name)
+    return text.rstrip(SEPARATOR).split(SEPARATOR) if text else []

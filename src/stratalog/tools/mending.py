@@ -8,15 +8,17 @@ record CRC that would fit the restored record, at most one of the fields that pl
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, batch_size_of, inner_count
-from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, SEPARATOR
+from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, SEPARATOR, light_places
 from stratalog.layout.message import (
     HEAD,
     HEADS,
@@ -80,22 +82,67 @@ def identified(data: bytes, offset: int) -> Record | None:
     return record if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
 
 
-def with_light_offset(data: bytes, name: str, number: int) -> bytes | None:
-    """A record with that offset in a light queue; None where it is not whole or the stored offset is not as long."""
+def with_light_places(data: bytes, numbers: Mapping[str, int]) -> bytes | None:
+    """A record with these offsets in light queues; None where it is not whole, or where more than the digits of offsets
+    or one byte of what names queues and offsets would change, or it is not known which byte."""
     record = read_record(data)
-    if record is None:
+    if record is None or CRC_LEAD in record.properties:
         return None
-    names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
-    stored = find_property(record.properties, MULTI_QUEUE_OFFSET.encode()) or ""
+    found = {
+        properties for properties in _with_light_places(record.properties, numbers)
+        if dict(light_places(properties, record.commit_log_offset)[0]).items() >= numbers.items()
+    }  # fmt: skip
+    return data[: len(data) - len(record.properties)] + found.pop() if len(found) == 1 else None
+
+
+def _with_light_places(properties: bytes, numbers: Mapping[str, int]) -> Iterator[bytes]:
+    """Properties that may name these places, of those with the stored length."""
+    names = (find_property(properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
+    stored = find_property(properties, MULTI_QUEUE_OFFSET.encode()) or ""
     offsets = stored.split(SEPARATOR)
-    if name not in names or len(names) != len(offsets) or CRC_LEAD in record.properties:
-        return None
-    offsets[names.index(name)] = str(number)
-    lead, value = (MULTI_QUEUE_OFFSET + NAME_END).encode(), SEPARATOR.join(offsets)
-    if len(value) != len(stored):
-        return None
-    at = len(data) - len(record.properties)
-    return data[:at] + record.properties.replace(lead + stored.encode(), lead + value.encode())
+    if not numbers.keys() <= set(names):
+        for order in _spellings(properties, {*names, *numbers}):
+            yield _with_property(properties, MULTI_DISPATCH, SEPARATOR.join(order))
+        return
+    if len(names) == len(offsets):
+        for name, number in numbers.items():
+            offsets[names.index(name)] = str(number)
+        lead, value = (MULTI_QUEUE_OFFSET + NAME_END).encode(), SEPARATOR.join(offsets)
+        if len(value) == len(stored):
+            yield properties.replace(lead + stored.encode(), lead + value.encode())
+    elif numbers.keys() >= set(names):
+        offsets = [str(numbers[name]) for name in names]
+    yield _with_property(properties, MULTI_QUEUE_OFFSET, SEPARATOR.join(offsets))
+
+
+def _with_property(properties: bytes, name: str, value: str) -> bytes:
+    """Properties with one of that name and value, where all but one byte of it stands, or of the separators around."""
+    wanted = VALUE_END + name + NAME_END + value + VALUE_END
+    return _with_one_byte_off(_enclosed(properties), wanted.encode())[1:-1]
+
+
+def _spellings(properties: bytes, names: Set[str]) -> Iterator[list[str]]:
+    """Which of these names, in which order, INNER_MULTI_DISPATCH may list if one byte of it is wrong."""
+    text, lead = _enclosed(properties), (VALUE_END + MULTI_DISPATCH + NAME_END).encode()
+    wrong = _wrong_counts(text, lead)
+    for at in np.flatnonzero(wrong <= 1).tolist():
+        yield from _listed(text[at + len(lead) :], names, 1 - int(wrong[at]))
+
+
+def _listed(text: bytes, names: Set[str], wrong_max: int) -> Iterator[list[str]]:
+    """The same for a text that begins with a name."""
+    for name, end in product(names, (SEPARATOR, VALUE_END)):
+        wanted = (name + end).encode()
+        wrong = sum(one != other for one, other in zip(text, wanted, strict=False))
+        if wrong > wrong_max or len(wanted) > len(text):
+            continue
+        following = _listed(text[len(wanted) :], names - {name}, wrong_max - wrong) if end == SEPARATOR else [[]]
+        yield from ([name, *others] for others in following)
+
+
+def _enclosed(properties: bytes) -> bytes:
+    """Properties with a separator before each and after each."""
+    return VALUE_END.encode() + properties + VALUE_END.encode()
 
 
 _Shape = tuple[int, int, int]
@@ -199,14 +246,20 @@ def _with_batch(properties: bytes, claim: Claim) -> bytes:
 
 def _with_one_byte_off(properties: bytes, wanted: bytes) -> bytes:
     """Properties with what is `wanted` in the only place where all but one byte of it stands."""
-    stored = np.frombuffer(properties, np.uint8)
-    if len(stored) < len(wanted):
-        return properties
-    differences = (sliding_window_view(stored, len(wanted)) != np.frombuffer(wanted, np.uint8)).sum(axis=1)
-    places = np.flatnonzero(differences == 1).tolist()
+    places = np.flatnonzero(_wrong_counts(properties, wanted) == 1).tolist()
     if len(places) != 1:
         return properties
     return properties[: places[0]] + wanted + properties[places[0] + len(wanted) :]
+
+
+def _wrong_counts(text: bytes, wanted: bytes) -> NDArray[np.int64]:
+    """How many bytes of what is `wanted` differ at each place of a text."""
+    if len(text) < len(wanted):
+        return np.empty(0, np.int64)
+    found: NDArray[np.int64] = (
+        sliding_window_view(np.frombuffer(text, np.uint8), len(wanted)) != np.frombuffer(wanted, np.uint8)
+    ).sum(axis=1)
+    return found
 
 
 def _is_sure(data: bytes, found: bytes, shape: _Shape, claim: Claim | None) -> bool:

@@ -24,7 +24,7 @@ from stratalog.store.recovery import Damage
 from stratalog.store.special_read import messages_in
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
-from stratalog.tools.mending import claim_of, identified, restored, with_light_offset
+from stratalog.tools.mending import claim_of, identified, restored, with_light_places
 from stratalog.tools.repair_fill import LostMessage, gap_messages
 from stratalog.tools.survey import MISSING_MAX, WILD
 
@@ -307,25 +307,52 @@ class Judge:
         Else a queue that is built again would take the wrong ones for its own. Records that are `proposed` for another
         place of their own queue are among them."""
         mends: dict[int, bytes] = {}
+        by_record: dict[tuple[int, int], list[QueueEvidence]] = defaultdict(list)
         for queue, offset, size in dict.fromkeys(places):
-            if offset in queue.offsets:
-                continue
-            low, high = queue.room_at(offset)
-            numbers = {
-                claim.queue_offset for claim in self._evidence.light_claims.get(offset, [])
-                if claim.key == queue.key and claim.size == size and queue.takes(offset, claim)
-            }  # fmt: skip
-            numbers = numbers or ({low} if high == low + 1 else set())
-            data = mends.get(offset) or (proposed[offset].data if offset in proposed else self._read(offset, size))
-            found = with_light_offset(data, queue.key[0], min(numbers)) if len(numbers) == 1 else None
-            if found and (offset in proposed or self._is_in_place(offset, found)):
-                mends[offset] = found
-                queue.insert([(offset, size, min(numbers), min(numbers) + 1)])
+            if offset not in queue.offsets:
+                by_record[offset, size].append(queue)
+        for (offset, size), queues in by_record.items():
+            data = proposed[offset].data if offset in proposed else self._read(offset, size)
+            numbers = {queue.key[0]: number for queue in queues for number in self._light_numbers(queue, offset, size)}
+            own = self._sure_places(data, offset)
+            for chosen in (numbers, *({name: number} for name, number in numbers.items())):
+                found = with_light_places(data, own | chosen) if chosen.items() - own.items() else None
+                if found and (offset in proposed or self._is_in_place(offset, found)):
+                    for name in self._places(data, offset).keys() - self._places(found, offset).keys() | chosen.keys():
+                        queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+                        queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
+                        queue.insert([(offset, size, chosen[name], chosen[name] + 1)] if name in chosen else [])
+                    mends[offset] = data = found
+                    own |= chosen
         for offset, data in mends.items():
             if mend := proposed.get(offset):
                 self._proposed[mend.claim.key][offset] = replace(mend, data=data)
             elif record := read_record(data):
                 self._found.mends.append(Mend(offset, data, claim_of(record), is_damaged=False))
+
+    def _light_numbers(self, queue: QueueEvidence, offset: int, size: int) -> set[int]:
+        """The offset of a record in a light queue, if that is known: by its units, or as it is the only one there."""
+        low, high = queue.room_at(offset)
+        numbers = {
+            claim.queue_offset for claim in self._evidence.light_claims.get(offset, [])
+            if claim.key == queue.key and claim.size == size and queue.takes(offset, claim)
+        }  # fmt: skip
+        numbers = numbers or ({low} if high == low + 1 else set())
+        return numbers if len(numbers) == 1 else set()
+
+    @staticmethod
+    def _places(data: bytes, offset: int) -> dict[str, int]:
+        record = read_record(data)
+        return dict(light_places(record.properties, offset)[0]) if record else {}
+
+    def _sure_places(self, data: bytes, offset: int) -> dict[str, int]:
+        """The places that a record names in light queues which led to it and have other messages, too."""
+        found = {}
+        for name, number in self._places(data, offset).items():
+            queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
+            if len(queue.offsets) > 1 and queue.supported[queue.offsets == offset].any():
+                found[name] = number
+        return found
 
     def _is_in_place(self, offset: int, data: bytes) -> bool:
         """Whether the units of a record's own queue lead to it, if there are units."""
