@@ -10,13 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, PUTS, SIZES, Content, Key, Kind, read_on
+from store.kinds import (
+    BATCH,
+    EXTENDED,
+    LIGHT_EXTENDED,
+    LIGHT_KIND,
+    PLAIN,
+    PUTS,
+    SIZES,
+    Content,
+    Key,
+    Kind,
+    Known,
+    read_on,
+)
 from store.model import crash_copy
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.light import MULTI_QUEUE_OFFSET, is_light
 from stratalog.layout.message import HEAD, decode_record
-from stratalog.layout.names import ABORT, INDEX, LOCK
+from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -108,6 +121,8 @@ class Reports:
         self.texts: list[str] = []
         self.lost: set[Key] = set()
         self.is_repaired = False
+        self.problems: list[str] = []
+        """What a repair left."""
         self.unplaced = False
         """Whether that repair named records that it set aside."""
         self.stated: set[tuple[Key, int]] = set()
@@ -146,6 +161,7 @@ class Reports:
         self.texts += [f"log offset {one.commit_log_offset:,}: {one}, unplaced" for one in plan.unplaced]
         if plan.actions:
             report = repair(plan)
+            self.problems += map(str, report.problems)
             # A queue without files may have messages of a deleted topic, and a record may stand in light queues alone.
             is_told = any("from a copy" in problem.next_step for problem in report.problems)
             assert report.ok or is_told or kind in (LIGHT_KIND, LIGHT_EXTENDED), report.problems[0]
@@ -235,6 +251,43 @@ def test_a_record_that_names_a_shorter_queue_is_served_in_its_place_or_named(
     reports = Reports()
     STEPS[steps](reports, kind, root, key)
     check(kind, root, content, place, reports, knows_units=state != "killed, no units")
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("steps", [steps for steps in STEPS if steps.endswith("repair")])
+@pytest.mark.parametrize("state", [*STATES[:4], "killed, no checkpoint"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+def test_a_newest_record_that_names_the_next_place_of_another_queue_is_served_or_named(
+    kind: Kind, state: str, steps: str, tmp_path: Path
+) -> None:
+    """Once an opening gave it a unit there, both units are as good."""
+    topic = "parent" if is_light(kind.queues[0][0]) else kind.queues[0][0]
+    root, content = tmp_path / "store", Content()
+    with kind.open(root if state in STATES[:3] else root.with_name("live")) as store:
+        if kind is BATCH:
+            store.create_topic(topic, queues=2, queue_type="BatchCQ")
+            for number in range(7):
+                store.queue(topic, number % 2).put(b"%d" % number)
+        else:
+            kind.fill(store, content, count=7)
+        newest = next(iter(store.queue(topic, 0).read(3)))
+        if state not in STATES[:3]:
+            store.dispatch()
+            crash_copy(store, root)
+    if state == "killed, no checkpoint":
+        (root / CHECKPOINT).unlink()
+    change(root, newest.commit_log_offset, "queue id, another's")
+    stop(root, state)
+    reports = Reports()
+    STEPS[steps](reports, kind, root, (topic, 1))
+    assert not reports.problems
+    assert verify(root, settings=StoreSettings.make({**SIZES, **kind.settings})).ok
+    with kind.open(root, mode="r") as store:
+        served = read_on(store.queue(topic, 0))[0]
+        is_named = any(f"offset 3 of {topic}/0 led to" in text for text in reports.texts)
+        assert served.get(3) == Known.of(newest) or is_named or ((topic, 0), 3) in reports.stated
+        for key in kind.queues if topic == "parent" else ():
+            assert read_on(store.queue(*key))[0] == content.queues[key]
 
 
 @pytest.mark.one_in(26)

@@ -220,7 +220,7 @@ def rebuild_locked(
                 path=str(root / names.COMMIT_LOG),
             )
         topics, outside, light = Topics(staging, disk), dict[str, int](), ""
-        moved = dict[QueueEnd, str]()
+        moved = dict[QueueEnd, tuple[int, str]]()
         if "queues" in parts:
             outside, light = kinds_in_log(root, topics, rebuilt.damages, rebuilt.log_end, has_light=has_light)
         ends: list[QueueEnd] = []
@@ -233,13 +233,20 @@ def rebuild_locked(
             for key in _led_to_only(root, staging, disk, mended) if mended else ():
                 sealed.pop(key, None)
                 ends = [one for one in ends if (one.topic, one.queue_id) != key]
-            moved = {one: text for one, text in moved.items() if one in ends}
+            moved = {one: told for one, told in moved.items() if one in ends}
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
             clear_staging(root)
             _prepare(root, staging, begins, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
             rebuilt = _build(staging, settings, clock_ns, progress)
         missing = (
-            unqueued(root, staging, rebuilt.damages, log_end=rebuilt.log_end, is_repaired=may_serve_less)
+            unqueued(
+                root,
+                staging,
+                rebuilt.damages,
+                log_end=rebuilt.log_end,
+                is_repaired=may_serve_less,
+                told=[offset for offset, text in moved.values() if may_serve_less and text],
+            )
             if "queues" in parts
             else []
         )
@@ -259,7 +266,7 @@ def rebuild_locked(
         rebuilt = replace(
             rebuilt, parts=tuple(part for part in PARTS if part in parts), bitmap_count=bitmap_count,
             queue_count=len(counts) + len(carried), unit_count=sum(counts), new_queue_count=new_count,
-            ahead_count=ahead_count, moved=tuple(filter(None, moved.values())),
+            ahead_count=ahead_count, moved=tuple(text for _, text in moved.values() if text),
         )  # fmt: skip
         gone_count = _gone_count(root, disk, log.begin) if "queues" in parts else 0
         rebuilt = replace(rebuilt, unqueued=_told_unqueued(missing) if missing else "", gone_count=gone_count)
@@ -476,14 +483,15 @@ def _led_to_only(root: Path, staging: Path, disk: Disk, mended: Collection[int])
                 yield topic, queue_id
 
 
-def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iterator[tuple[QueueEnd, str]]:
+def _moved_ends(root: Path, staging: Path, disk: Disk, rebuilt: Rebuilt) -> Iterator[tuple[QueueEnd, tuple[int, str]]]:
     """Ends of the queues built whose newest message, by the old units, is a record that names another place now: its
-    offset was given; and what to tell of it, unless it is told as damage."""
+    offset was given; the record's log offset, and what to tell of it, unless it is told as damage."""
     for end, number, record in _led_elsewhere(root, disk, staging):
         is_served = _has_queue(record) and record.commit_log_offset < rebuilt.log_end
         is_served &= not any(one.begin <= record.commit_log_offset < one.end for one in rebuilt.damages)
         text = f"{_led_text(end, number, record)}, and is served there"
-        yield end, f"{text}. If the queue was not renamed, the record is damaged" if is_served else ""
+        text = f"{text}. If the queue was not renamed, the record is damaged" if is_served else ""
+        yield end, (record.commit_log_offset, text)
 
 
 def may_move(root: Path) -> list[str]:

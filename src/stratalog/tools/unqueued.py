@@ -51,12 +51,14 @@ _NONE: Led = (np.empty(0, np.int64),) * 3
 
 
 def unqueued(
-    root: Path, staging: Path, damages: Sequence[Damage], *, log_end: int, is_repaired: bool = False
-) -> list[Record]:
+    root: Path, staging: Path, damages: Sequence[Damage], *, log_end: int, is_repaired: bool = False,
+    told: Collection[int] = (),
+) -> list[Record]:  # fmt: skip
     """Whole records up to `log_end` that belong into a queue and that none of the queues in `staging` leads to, unless
     the queue in `root` has units, none of them led there, and some led further; and those that a queue led to where it
     has nothing now. Of a log that `is_repaired` light queues may have lost some, and batches may stand elsewhere in
-    their queue. No more than a thousand are looked for."""
+    their queue. Of the records at the log offsets that are `told`, only those that no queue leads to are among them. No
+    more than a thousand are looked for."""
     disk = PrivateDisk()
     new, batches = _led_to(staging, disk), set(disk.directories(staging / BATCH_CONSUME_QUEUE))
     old = _led_to(root, disk, beside=new)
@@ -66,9 +68,8 @@ def unqueued(
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     own = [offsets for (topic, _), (_, offsets, _) in old.items() if not is_light(topic)]
     led_by_own = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
-    displaced = np.sort(
-        np.concatenate([np.empty(0, np.int64), *_displaced(old, new, batches, is_repaired=is_repaired)])
-    )
+    moved = np.concatenate([np.empty(0, np.int64), *_displaced(old, new, batches, is_repaired=is_repaired)])
+    displaced = np.setdiff1d(moved, np.array([*told], np.int64))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
     found, begins = list[Record](), queue_begins(root, disk)
