@@ -208,6 +208,7 @@ def live_begins(
         counting[key][0] = True
     for key, units in asked.items():
         first = next((unit for unit, counts in zip(units, counting[key], strict=True) if counts), None)
+        first = first or _first_led(key, units, walk)
         if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
             found[key] = begin
     return found
@@ -289,6 +290,16 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
         return has_place(record, *key, unit.queue_offset)
     damage = walk.damage_at(unit.commit_log_offset)
     return damage == unit.commit_log_offset or (damage is not None and not walk.is_one_bit_off(key, unit))
+
+
+def _first_led(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> LiveUnit | None:
+    """The first record of the queue that units lead to, none of them at its place: they were moved or exchanged."""
+    own = {record.commit_log_offset: record for record in walk.of_queue[key]} if units else {}
+    led = [own[unit.commit_log_offset] for unit in units if unit.commit_log_offset in own]
+    if not led:
+        return None
+    first = min(led)
+    return LiveUnit(first.begin, first.commit_log_offset, first.size, first.end)
 
 
 def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:

@@ -246,7 +246,9 @@ def _displaced(
                 stays = is_ahead & np.append(is_ahead[1:], False)
             else:
                 stays = _is_among(offsets, kept)
-                stays |= _is_among(offsets, mine) & (is_repaired and key[0] in batches)
+                if is_repaired:
+                    is_shifted = len(np.unique(offsets)) < len(offsets)  # a unit was written twice
+                    stays |= _is_among(offsets, mine) & (key[0] in batches or is_shifted)
             yield offsets[gone & ~stays]
 
 
