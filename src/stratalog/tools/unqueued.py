@@ -71,6 +71,7 @@ def unqueued(
     moved = np.concatenate([np.empty(0, np.int64), *_displaced(old, new, batches, is_repaired=is_repaired)])
     displaced = np.setdiff1d(moved, np.array([*told], np.int64))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
+    needed = np.sort(np.concatenate([np.empty(0, np.int64), *_needed(old, new)]))
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
     found, begins = list[Record](), queue_begins(root, disk)
     for file, base, positions, enters in _records(root / COMMIT_LOG, damages, log_end):
@@ -85,8 +86,9 @@ def unqueued(
             stored = file.view.data[position : position + record.total_size]
             topic = record.topic.decode("utf-8", "surrogateescape")
             is_own = base + position in old.get((topic, record.queue_id), _NONE)[1]  # then that unit was wrong
-            if not (enters_queue(record.sys_flag) or is_own):
-                continue  # prepared or rolled back: another queue's unit led there
+            is_needed = bool(_is_among(np.array([base + position]), needed)[0])
+            if not (enters_queue(record.sys_flag) or (is_own and is_needed)):
+                continue  # prepared or rolled back: a unit that leads there is wrong
             is_wrong = is_moved and not (is_own and says_twice(record))
             is_right = record_crc_holds(stored) or not (is_wrong or contradiction_of(record))
             if record.flag == LOST_FLAG or (not is_unled and is_right):
@@ -96,7 +98,7 @@ def unqueued(
             is_led = bool(_is_among(np.array([base + position]), led_by_own)[0])
             begin = begins.get((topic, record.queue_id))
             is_before = begin and begin.is_after(record.queue_offset, base + position)
-            if is_before and (not is_led or (is_own and not is_moved)):
+            if is_before and (not is_needed or (is_own and not is_moved)):
                 continue  # of a topic that was deleted and created again; a unit that leads there is wrong
             is_after = base + position > reached.get((topic, record.queue_id), -1)
             if is_led or (is_after and is_topic(topic) and record.queue_id >= 0):
@@ -250,6 +252,13 @@ def _displaced(
                     is_shifted = len(np.unique(offsets)) < len(offsets)  # a unit was written twice
                     stays |= _is_among(offsets, mine) & (key[0] in batches or is_shifted)
             yield offsets[gone & ~stays]
+
+
+def _needed(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
+    """Log offsets that a queue, no light one, led to at queue offsets where it has nothing now."""
+    for key, (numbers, offsets, _) in old.items():
+        if not is_light(key[0]):
+            yield offsets[~_is_covered(numbers, new[key])] if key in new else offsets
 
 
 def _shrunk(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
