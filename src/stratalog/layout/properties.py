@@ -17,6 +17,8 @@ DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 WAIT = "WAIT"
+PREPARED = "TRAN_MSG"
+"""What a client marks the prepared message of a transaction with."""
 CRC32 = "__CRC32#"
 KEY_SEPARATOR = " "
 

@@ -21,7 +21,7 @@ from stratalog.layout.batch import INNER_BASE, batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, SEPARATOR, is_light, light_offset, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
-from stratalog.layout.properties import find_property
+from stratalog.layout.properties import PREPARED, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
@@ -329,7 +329,8 @@ def _may_be_changed(
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
         return False
-    if not (enters_queue(record.sys_flag) or _names(record, *key, unit.queue_offset)):
+    is_prepared = find_property(record.properties, PREPARED.encode()) is not None
+    if not enters_queue(record.sys_flag) and (is_prepared or not _names(record, *key, unit.queue_offset)):
         return False
     named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
     if named and key[0] not in named:
