@@ -43,6 +43,7 @@ from stratalog.store.queue_begin import (
     first_units,
     leads_to_first,
     live_begins,
+    may_lead_to_deleted,
     says_twice,
 )
 from stratalog.store.queue_set import QueueSet, UnitQueue
@@ -241,22 +242,26 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 
 def begins_of(
-    log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet
+    log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet, *, reads_whole_log: bool
 ) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:
     """Where the messages of queues begin whose first unit agrees with its record; and of the others, by `live_begins`.
-    Queues of which all messages expired are passed over."""
+    Queues of which all messages expired are passed over. An opening that `reads_whole_log` doubts more first units."""
     found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
+    sound = dict[QueueKey, list[LiveUnit]]()
     for queue in queues:
         newest, number = queue.last_unit(), queue.min_offset(log.first_offset)
+        layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT
         if number < queue.end_offset:
             key, first = (queue.topic, queue.queue_id), LiveUnit(number, *queue.unit(number)[:2], number + 1)
             before = queue.unit(number - 1) if queue.first_offset < number else None
             if leads_to_first(first, key, before, (log.first_offset, log.end_offset), partial(_record_at, log)):
                 found[key] = QueueBegin(*first[:2])
+                if reads_whole_log and not files.beside_writer:
+                    sound[key] = first_units(queue.directory, layout, log.first_offset, files.disk)
                 continue
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
-            layout = BATCH_UNIT if isinstance(queue, BatchQueue) else UNIT
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
+    doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log.files, partial(_record_at, log))}
     return found, live_begins(doubtful, found.keys(), log.files, files.root, files.disk)
 
 

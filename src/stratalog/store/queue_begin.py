@@ -7,8 +7,8 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from itertools import chain, islice, pairwise, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.kernels.scan import VERIFY, ScanStatus, scan
+from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, SEPARATOR, is_light, light_offset, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
@@ -181,20 +181,54 @@ def leads_to_first(
     )  # fmt: skip
 
 
+def may_lead_to_deleted(
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], record_at: Callable[[int], Record | None]
+) -> Iterator[QueueKey]:  # fmt: skip
+    """Queues whose first unit may lead to a deleted message: in the log one follows that message in front of the record
+    of the second unit. Light queues are passed over, as no record's head names them."""
+    asked = {key: units[:2] for key, units in queues.items() if len(units) > 1 and not is_light(key[0])}
+    following = {key: first.queue_offset + 1 for key, (first, _) in asked.items()}
+    for key, (first, _) in asked.items():
+        if first.is_of_batch and (record := record_at(first.commit_log_offset)):
+            count = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+            following[key] = first.queue_offset + count
+    ids, numbers = np.array([queue_id for _, queue_id in asked]), np.array([*following.values()])
+    positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
+    for file in log:
+        base, position = int(file.path.name), 0
+        ends = [two.commit_log_offset for one, two in asked.values() if one.commit_log_offset < base + file.size]
+        while 0 <= position < min(max(ends, default=0) - base, file.size):
+            count, stop, status = scan(file.address, position, file.size, base, TRUST, positions, sizes)
+            position = stop if status == ScanStatus.FULL else next_record(file, stop + 1, base)
+            places = positions[:count]
+            for name, values in (("queue_offset", numbers), ("queue_id", ids)):
+                columns = HEAD.position(name) + np.arange(HEAD.dtype[name].itemsize)
+                stored = file.view[places[:, None] + columns].view(HEAD.dtype[name])[:, 0]
+                places = places[np.isin(stored.astype(np.int64), values)]
+            for record in (decode_record(file.view.data, place, verify=False) for place in places.tolist()):
+                key = record.topic.decode(errors="replace"), record.queue_id
+                if key in asked and enters_queue(record.sys_flag):
+                    first, second = asked[key]
+                    is_between = first.commit_log_offset < record.commit_log_offset < second.commit_log_offset
+                    if is_between and record.queue_offset == following[key]:
+                        yield key
+
+
 def live_begins(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Set[QueueKey], log: Sequence[MappedFile], root: Path,
     disk: Disk,
 ) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
-    damaged: its bytes, or, for the first unit, what it says of its place. Raises `CorruptData` where files of
-    queues were renamed or exchanged, and the log does not tell where these begin."""
+    damaged: its bytes, or, for the first unit, what it says of its place. The first one does not if its record is
+    a deleted one. Raises `CorruptData` where files of queues were renamed or exchanged, and the log does not tell where
+    these begin."""
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
     _refuse_exchanged(queues, known, walk, log)
     asked = {
-        key: [_corrected(key, unit, walk, is_first=not at) for at, unit in enumerate(units)]
+        key: [_corrected(key, *pair, walk, is_first=not at) for at, pair in enumerate(zip_longest(units, units[1:]))]
         for key, units in queues.items()
     }
     counting = {key: [_counts(key, unit, walk) for unit in units] for key, units in asked.items()}
@@ -203,6 +237,10 @@ def live_begins(
             asked[key][0], counting[key][0] = newer, True
     for key in [key for key, units in asked.items() if _are_lost(key, units, walk)]:
         counting[key][0] = True
+    deleted = {key: places for key, units in asked.items() if (places := _deleted(key, units, counting[key], walk))}
+    led = _led(chain(*deleted.values()), root, disk)
+    for key in [key for key, places in deleted.items() if not any(led[place] for place in places)]:
+        counting[key][0] = False
     changed = [key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, asked.keys())]
     for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
@@ -254,9 +292,11 @@ def _queues_of(unit: LiveUnit, walk: "_Walk") -> list[QueueKey]:
     return [key for key, number in places if number == unit.queue_offset]
 
 
-def _corrected(key: QueueKey, unit: LiveUnit, walk: "_Walk", *, is_first: bool) -> LiveUnit:
+def _corrected(
+    key: QueueKey, unit: LiveUnit, following: LiveUnit | None, walk: "_Walk", *, is_first: bool
+) -> LiveUnit:  # fmt: skip
     """A batch queue's unit of which one bit of the queue offset was flipped, as its record says it twice, or says that
-    it is the first one of its queue."""
+    it is the first one of its queue; unless the unit joins the `following` one as it is, or would overlap it."""
     record = walk.records.get(unit.commit_log_offset) if unit.is_of_batch else None
     if record is None or (record.topic.decode(errors="replace"), record.queue_id, record.total_size) != (
         *key,
@@ -267,8 +307,9 @@ def _corrected(key: QueueKey, unit: LiveUnit, walk: "_Walk", *, is_first: bool) 
     is_known = says_twice(record) or (is_first and not begin)
     if not is_known or (begin ^ unit.queue_offset).bit_count() != 1 or walk.is_one_bit_off(key, unit):
         return unit
-    count = batch_size_of(record.sys_flag, record.properties, begin)[0]
-    return unit._replace(queue_offset=begin, end=begin + count)
+    end = begin + batch_size_of(record.sys_flag, record.properties, begin)[0]
+    is_right = following is not None and (following.queue_offset == unit.end or following.queue_offset < end)
+    return unit if is_right else unit._replace(queue_offset=begin, end=end)
 
 
 def says_twice(record: Record) -> bool:
@@ -282,6 +323,19 @@ def _newer_first(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> Liv
     end = units[1].commit_log_offset if len(units) > 1 else walk.limit
     found = [place for place in walk.alike(key, units[0]) if units[0].commit_log_offset < place < end] if units else []
     return units[0]._replace(commit_log_offset=found[0]) if found else None
+
+
+def _deleted(key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> list[int]:
+    """Log offsets of messages between those of the first two units. If no unit leads to them they are deleted, and so
+    is the message of the first unit: a newer record of its place follows them and joins that of the second unit."""
+    if len(units) < 2 or not all(counting[:2]):
+        return []
+    first, second = units[:2]
+    between = [
+        own for own in walk.of_queue[key] if first.commit_log_offset < own.commit_log_offset < second.commit_log_offset
+    ]
+    joins = bool(between) and (between[-1].begin, between[-1].end) == (first.queue_offset, second.queue_offset)
+    return [own.commit_log_offset for own in between[:-1] if own.begin > first.queue_offset] if joins else []
 
 
 def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
@@ -365,20 +419,26 @@ def _without_led(
     queue leads to a record of its place. Light queues share records."""
     records = {key: queues[key][0].commit_log_offset for key in keys if not is_light(key[0])}
     places = {key: walk.places(key, queues[key][0].queue_offset) for key in records}
-    asked = np.array(sorted({*records.values(), *chain(*places.values())}), np.int64)
+    led = _led(chain(records.values(), *places.values()), root, disk)
+    return [
+        key for key in keys
+        if key not in records or not (led[records[key]] - {key} or any(led[place] for place in places[key]))
+    ]  # fmt: skip
+
+
+def _led(commit_log_offsets: Iterable[int], root: Path, disk: Disk) -> Mapping[int, set[QueueKey]]:
+    """Which queues, but for light ones, have units that lead to these log offsets."""
+    asked = np.array(sorted({*commit_log_offsets}), np.int64)
     led = defaultdict[int, set[QueueKey]](set)
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
-        for topic in disk.directories(root / tree) if records else ():
+        for topic in disk.directories(root / tree) if len(asked) else ():
             for queue_id in map(queue_id_of, disk.directories(root / tree / topic)) if not is_light(topic) else ():
                 if queue_id is not None:
                     directory = root / tree / topic / str(queue_id)
                     for _, offsets, *_ in written_units(directory, layout, disk):
                         for offset in offsets[np.isin(offsets, asked)].tolist():
                             led[offset].add((topic, queue_id))
-    return [
-        key for key in keys
-        if key not in records or not (led[records[key]] - {key} or any(led[place] for place in places[key]))
-    ]  # fmt: skip
+    return led
 
 
 def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:

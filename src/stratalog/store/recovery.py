@@ -240,7 +240,7 @@ def recover(
         # Where nothing was touched each queue is as it should be, and ten thousand need not be asked.
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
-        begins, doubtful = begins_of(log, queues, dispatcher.queue_set)
+        begins, doubtful = begins_of(log, queues, dispatcher.queue_set, reads_whole_log=start == log.first_offset)
         for one in noted:
             key = one.topic, one.queue_id
             if one.begin and begins.get(key) != one.begin:

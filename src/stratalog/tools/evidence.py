@@ -38,6 +38,7 @@ from stratalog.store.queue_begin import (
     first_units,
     leads_to_first,
     live_begins,
+    may_lead_to_deleted,
     unit_before,
     written_units,
 )
@@ -494,6 +495,7 @@ class Evidence:
 def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
     """Where the messages of each queue begin in the log: by its first units, see `live_begins`, or as noted."""
     found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
+    sound = dict[QueueKey, list[LiveUnit]]()
     starts = map(offset_of, disk.files(root / COMMIT_LOG))
     log_begin = min((start for start in starts if start is not None), default=0)
     with log_files(root, disk) as log:
@@ -506,8 +508,10 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                         before = unit_before(directory, layout, units[0], disk) if log_begin else None
                         if leads_to_first(units[0], (topic, queue_id), before, (log_begin, log_end), record_in):
                             found[topic, queue_id] = QueueBegin(*units[0][:2])
+                            sound[topic, queue_id] = units
                         else:
                             doubtful[topic, queue_id] = units
+        doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
         found |= live_begins(doubtful, found.keys(), log, root, disk)
     return found | noted_begins(root, disk)
 

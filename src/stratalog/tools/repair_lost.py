@@ -219,8 +219,8 @@ class Judge:
         return CorruptData(
             f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
             f"{int(queue.offsets[second]):,}, as those of a topic that was deleted and created again. Only the "
-            "files of that queue tell which of them are to be served, and they are lost or another queue's: "
-            "restore them from a copy"
+            "files of that queue tell which of them are to be served, and they are lost, damaged or another "
+            "queue's: restore them from a copy"
         )
 
     def _may_be_changed(self, queue: QueueEvidence, at: int) -> bool:

@@ -42,7 +42,7 @@ from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type
 from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, VerifyReport
-from stratalog.tools.verify_special import SpecialQueues
+from stratalog.tools.verify_special import SpecialQueues, passed_over_step
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 _FLAG = HEAD.position("flag")
@@ -280,18 +280,12 @@ class QueueCheck:
             if row is not None and record.commit_log_offset + 1 < self._table.rows[row][QUEUE_NEWS]:
                 self._report.deleted_count += queue is not None
             elif queue is not None:
-                step = "let `stratalog repair STORE` restore the record that is wrong, or set it aside"
-                if not record.queue_offset:
-                    step += (
-                        "; if the topic was deleted and created again, restore the files of the queue from a copy: "
-                        "they alone tell its messages from the deleted ones"
-                    )
                 self._report.add(
                     Problem(
                         "log", str(chunk.file.path), int(chunk.positions[number]),
                         f"offset {queue.next:,} or a later one in queue {queue.files.name}",
                         f"{record.queue_offset:,}, which a record before it has or went past; the message is not in "
-                        "its queue", step,
+                        "its queue", passed_over_step(record),
                     )
                 )  # fmt: skip
 

@@ -46,6 +46,17 @@ class _Expected:
         """Log offsets of the records whose place another one has."""
 
 
+def passed_over_step(record: Record) -> str:
+    """What to do about a record that its queue does not lead to, as it has other messages there."""
+    step = "let `stratalog repair STORE` restore the record that is wrong, or set it aside"
+    if not record.queue_offset:
+        step += (
+            "; if the topic was deleted and created again, restore the files of the queue from a copy: they alone tell "
+            "its messages from the deleted ones"
+        )
+    return step
+
+
 class SpecialQueues:
     """Batch queues and light queues: takes the records that need more than a kernel does, in the log's order."""
 
@@ -84,8 +95,7 @@ class SpecialQueues:
             self._report.add(
                 Problem(
                     "log", path, position, f"an offset near {queue.end:,} in queue {topic}/{record.queue_id}",
-                    f"{record.queue_offset:,}", "restore the file from a copy; as it is, the messages of the record "
-                    "are not in their queue",
+                    f"{record.queue_offset:,}; its messages are not in their queue", passed_over_step(record),
                 )
             )  # fmt: skip
             return
