@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +134,12 @@ def test_a_note_that_cannot_be_read_is_passed_over(stored: bytes, tmp_path: Path
     note.write_bytes(stored)
     with stratalog.open(tmp_path) as store:
         assert len(store.query("t", key="k")) == 1
-    written = json.loads(note.read_bytes())
-    assert written.items() <= TINY.items()
-    assert written["max_index_num"] == TINY["max_index_num"]
+        notes = store.recovery.notes
+    assert "max_index_num=203" in notes[0], "no other file confirms it"
+    assert note.read_bytes() == stored
+    with stratalog.open(tmp_path, **TINY):
+        pass
+    assert json.loads(note.read_bytes()) == TINY
 
 
 def test_files_that_were_cut_do_not_hide_the_size_of_the_others(tmp_path: Path) -> None:
@@ -338,7 +343,7 @@ def test_an_index_that_was_built_with_a_given_size_is_opened_with_it(setting: st
     with stratalog.open(tmp_path, **TINY) as store:
         store.put("t", b"one", keys=["k"])
     settings = StoreSettings(**{setting: 2 * TINY[setting]})
-    with pytest.raises(ConfigurationError, match="remove the directory: it is built again from the log"):
+    with pytest.raises(ConfigurationError, match=r"remove the directory .*/index: the next opening"):
         rebuild(tmp_path, settings=settings)
     shutil.rmtree(tmp_path / names.INDEX)
     rebuild(tmp_path, settings=settings)
@@ -460,3 +465,203 @@ def test_the_only_log_file_is_cut_to_the_noted_size_however_long_it_is(
         verify(tmp_path, settings=StoreSettings(mapped_file_size_commit_log=TINY["mapped_file_size_commit_log"] + more))
     with stratalog.open(tmp_path) as store:
         assert len(list(store.queue("t").read())) == 20
+
+
+UNITS = dict(zip(TREES, (1, 20, 46, 40, 20), strict=True))
+"""Bytes that a file is cut by: then it looks like one of another size."""
+RIGHT: dict[str, Any] = TINY | EXTENDED | QUIET
+
+
+def steps_of(text: str, root: Path) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """What a message says to do, by its name: each does it and returns the settings to go on with."""
+    steps: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+    def repaired(arguments: str, given: dict[str, Any]) -> dict[str, Any]:
+        taken = given | {name: int(size) for name, size in re.findall(r"--set=(\w+)=(\d+)", arguments)}
+        assert repair(plan_repair(root, settings=StoreSettings.make(taken))).ok
+        return taken
+
+    for arguments in re.findall("`stratalog repair ([^`]*)`", text):
+        steps["repair"] = partial(repaired, arguments)
+    if f"remove the directory {root / names.INDEX}" in text:
+        steps["remove index"] = lambda given: shutil.rmtree(root / names.INDEX) or given
+    if f"{root / names.SIZES}" in text and "wrong, remove it" in text:
+        steps["remove note"] = lambda given: (root / names.SIZES).unlink() or given
+    if re.search(r"[gG]ive (mapp|max_hash)", text):
+        steps["give right"] = lambda given: given | TINY
+    elif "give that as" in text or "give max_index_num" in text:
+        steps["leave out"] = lambda given: {name: value for name, value in given.items() if name not in TINY}
+    return steps
+
+
+def assert_it_opens(
+    root: Path, given: dict[str, Any], expected: Any, *, refused: tuple[str, ...] = (), but: tuple[str, ...] = ()
+) -> None:
+    """With these settings, or after each single thing that the error says, which may need another one."""
+    try:
+        with stratalog.open(root, **given) as store:
+            assert content(store) == expected, refused
+            assert len(store.query("t", key="k3")) == 1, refused
+        assert verify(root, settings=StoreSettings.make(given)).ok, refused
+    except (ConfigurationError, CorruptData) as error:
+        text = str(error)
+        assert str(root) in text
+        assert len(refused) < 4, (*refused, text)
+        but = (*but, *(["give right"] if given.items() >= TINY.items() else []))
+        steps = {name: step for name, step in steps_of(text, root).items() if name not in but}
+        assert steps, (*refused, text)
+        aside = root.with_name(f"aside {len(refused)}")
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(root, aside)
+        for name, step in steps.items():
+            shutil.rmtree(root)
+            shutil.copytree(aside, root)
+            assert_it_opens(root, step(given), expected, refused=(*refused, text, name), but=but)
+
+
+def looked_at(root: Path, how: str, given: dict[str, Any]) -> None:
+    """An opening, or a tool, that may be refused."""
+    with contextlib.suppress(ConfigurationError, CorruptData):
+        if how in ("r", "w"):
+            with stratalog.open(root, mode=how, **given) as store:  # type: ignore[arg-type]
+                _ = content(store)
+        elif how == "verify":
+            verify(root, settings=StoreSettings.make(given))
+        elif how == "repair":
+            repair(plan_repair(root, settings=StoreSettings.make(given)))
+        elif how == "rebuild":
+            rebuild(root, settings=StoreSettings.make(given))
+
+
+def cut(files: list[Path], size: int) -> bool:
+    """Cut bytes off, if they are zeros: no message is lost."""
+    for path in files:
+        stored = path.read_bytes()
+        if len(stored) <= size or (any(stored[-size:]) and path.parent.name == names.COMMIT_LOG):
+            return False
+        os.truncate(path, len(stored) - size)
+    return True
+
+
+@pytest.mark.one_in(240)
+@pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
+@pytest.mark.parametrize("given", ["none", "right", "wrong"])
+@pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("units", [1, 3, 50, 1_000])
+@pytest.mark.parametrize("which", ["newest", "all"])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("stop", ["closed", "killed"])
+def test_right_sizes_open_a_store_of_which_a_file_was_cut_whatever_an_earlier_opening_took(
+    stop: str, tree: str, which: str, units: int, is_noted: bool, how: str, given: str,
+    pristine: tuple[Path, dict[str, Any]], tmp_path: Path,
+) -> None:  # fmt: skip
+    source, _ = pristine
+    with stratalog.open(source, mode="r") as store:
+        expected = content(store)
+    root = tmp_path / "store"
+    shutil.copytree(source, root)
+    files = sorted(path for path in (root / tree).rglob("*") if path.is_file())
+    if not cut(files[-1:] if which == "newest" else files, units * UNITS[tree]):
+        return
+    if stop == "killed":
+        (root / "abort").touch()
+    if not is_noted:
+        (root / names.SIZES).unlink()
+    wrong = {name: size * 46 * 2 for name, size in TINY.items() if SHOWN_BY[name] == tree}
+    looked_at(root, how, EXTENDED | QUIET | {"none": {}, "right": TINY, "wrong": TINY | wrong}[given])
+    shutil.copytree(root, tmp_path / "also")
+    assert_it_opens(root, RIGHT, expected, but=("remove note",))
+    shutil.rmtree(root)
+    (tmp_path / "also").rename(root)
+    assert_it_opens(root, EXTENDED | QUIET, expected, but=("remove note",))
+
+
+@pytest.mark.one_in(90)
+@pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
+@pytest.mark.parametrize("given", ["none", "right", "noted"])
+@pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 2, 10])
+@pytest.mark.parametrize("setting", TINY)
+@pytest.mark.parametrize("stop", ["closed", "killed"])
+def test_a_wrong_note_keeps_no_right_size_from_opening_and_errors_name_it(
+    stop: str, setting: str, factor: float, how: str, given: str, pristine: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    source, _ = pristine
+    with stratalog.open(source, mode="r") as store:
+        expected = content(store)
+    root, unit = tmp_path / "store", {TREES[1]: 20, TREES[2]: 46}.get(SHOWN_BY[setting], 1)
+    shutil.copytree(source, root)
+    if stop == "killed":
+        (root / "abort").touch()
+    wrong = {setting: int(TINY[setting] * factor) // unit * unit}
+    note = root / names.SIZES
+    note.write_text(json.dumps(TINY | wrong))
+    if how == "none":
+        with stratalog.open(root, **RIGHT) as store:
+            assert content(store) == expected
+        assert json.loads(note.read_bytes()) == TINY
+        note.write_text(json.dumps(TINY | wrong))
+    else:
+        looked_at(root, how, EXTENDED | QUIET | {"none": {}, "right": TINY, "noted": TINY | wrong}[given])
+    if how in ("r", "verify", "none"):
+        report = verify(root)
+        assert report.ok or any(problem.path == str(note) for problem in report.problems)
+        if not report.ok:
+            with pytest.raises((ConfigurationError, CorruptData), match=str(note)):
+                stratalog.open(root, **EXTENDED, **QUIET)
+        note.write_text(json.dumps(TINY | wrong))
+    shutil.copytree(root, tmp_path / "also")
+    assert_it_opens(root, RIGHT, expected)
+    shutil.rmtree(root)
+    (tmp_path / "also").rename(root)
+    assert_it_opens(root, EXTENDED | QUIET, expected)
+
+
+def test_a_size_that_one_index_file_alone_shows_is_said_and_not_noted(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"one", keys=["k"])
+    (tmp_path / names.SIZES).unlink()
+    (index,) = (tmp_path / names.INDEX).iterdir()
+    os.truncate(index, file_size(61, 150))
+    for _ in range(2):
+        with stratalog.open(tmp_path) as store:
+            assert store.settings.max_index_num == 150
+            assert "max_index_num=150" in store.recovery.notes[0]
+    rebuild(tmp_path)
+    with stratalog.open(tmp_path, **TINY) as store:
+        assert len(store.query("t", key="k")) == 1
+    assert json.loads((tmp_path / names.SIZES).read_bytes()) == TINY
+    (index,) = (tmp_path / names.INDEX).iterdir()
+    assert index.stat().st_size == file_size(61, 203)
+
+
+@pytest.mark.parametrize("given", [{}, {"mapped_file_size_commit_log": 500_000}])
+def test_log_files_that_follow_one_another_are_not_mended_to_a_wrong_note(
+    given: dict[str, int], tmp_path: Path
+) -> None:
+    """Those that begin elsewhere would be moved out of the log."""
+    with stratalog.open(tmp_path, **TINY) as store:
+        for number in range(300):
+            store.put("t", b"%d" % number * 200)
+    (tmp_path / names.SIZES).write_text(json.dumps(TINY | {"mapped_file_size_commit_log": 500_000}))
+    if given:
+        for look in (verify, plan_repair, rebuild):
+            with pytest.raises(ConfigurationError, match="have 50,000 bytes, not 500,000"):
+                look(tmp_path, settings=StoreSettings.make(given))
+    else:
+        assert not plan_repair(tmp_path).actions
+
+
+def test_repair_cuts_no_messages_off_because_a_note_says_so(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        for number in range(50):
+            store.put("t", b"%d" % number * 200, keys=[f"k{number}"])
+    note = tmp_path / names.SIZES
+    note.write_text(json.dumps(TINY | {"mapped_file_size_commit_log": 10_000}))
+    with pytest.raises(CorruptData, match=f"give mapped_file_size_commit_log, or remove {note}"):
+        plan_repair(tmp_path)
+    note.unlink()
+    assert repair(plan_repair(tmp_path)).ok
+    with stratalog.open(tmp_path) as store:
+        assert len(list(store.queue("t").read())) == 50

@@ -22,6 +22,7 @@ from stratalog.store.message import Message
 from stratalog.store.next_files import AHEAD_SIZE_MIN, NextFiles
 from stratalog.store.os_errors import SHORTAGES, refusal
 from stratalog.store.reading import record_at
+from stratalog.store.sizes import other_size_step
 
 STEP_SIZE = 4 << 20
 """After so many bytes `CommitLog.on_step` is called."""
@@ -113,7 +114,7 @@ class CommitLog:
         self._disk.clear_unfinished(self.directory)
         self._stamp = self._disk.stamp(str(self.directory))
         sizes = self._disk.files(self.directory)
-        names = _checked_names(self.directory, sizes, self.file_size)
+        names = _checked_names(self.directory, sizes, self.file_size, self._disk)
         last = max((name for name in sizes if offset_of(name) is not None), default="")
         self._empty = self.directory / last if last and not sizes[last] else None
         for name in names:
@@ -403,7 +404,7 @@ def log_file_size(disk: Disk, directory: Path) -> int | None:
     return max(sizes) if any(sizes) else None
 
 
-def _checked_names(directory: Path, sizes: dict[str, int], file_size: int) -> list[str]:
+def _checked_names(directory: Path, sizes: dict[str, int], file_size: int, disk: Disk) -> list[str]:
     """The log's file names in order, after checking that all have the right size and none is missing.
 
     A zero-length last file (created, not yet allocated when the power went) is left out.
@@ -416,8 +417,8 @@ def _checked_names(directory: Path, sizes: dict[str, int], file_size: int) -> li
         offset = int(name)
         if size != file_size:
             raise CorruptData(
-                f"the file has {size:,} bytes, the log's files have {file_size:,}. If the store uses another size, set "
-                f"mapped_file_size_commit_log; if not, {command('repair', directory.parent)} keeps all whole records",
+                f"the file has {size:,} bytes, the log's files have {file_size:,}. "
+                + other_size_step("mapped_file_size_commit_log", file_size, directory.parent, disk),
                 path=str(directory / name),
                 position=size,
             )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import ConfigurationError, command
+from stratalog.errors import ConfigurationError
 from stratalog.kernels.index import find_items, put_keys, rebuild_slots
 from stratalog.layout.index import (
     HEADER,
@@ -136,24 +136,33 @@ def usual_sizes(disk: Disk, directory: Path) -> tuple[int, int] | None:
     for name, size in disk.files(directory).items():
         slot_count = (size - HEADER.size) // (SLOT.size + ratio * ITEM.size)
         if is_index_name(name) and slot_count > 0 and file_size(slot_count, ratio * slot_count) == size:
-            with contextlib.suppress(FileNotFoundError), closing(disk.open(directory / name)) as file:
-                if slot_count == SLOT_COUNT or not _contradicts(file, slot_count, ratio * slot_count):
+            with contextlib.suppress(FileNotFoundError):
+                if slot_count == SLOT_COUNT or not contradicts(disk, directory / name, slot_count, ratio * slot_count):
                     return slot_count, ratio * slot_count
     return None
 
 
-def _contradicts(file: OpenFile, slot_count: int, item_capacity: int) -> bool:
+def contradicts(disk: Disk, path: Path, slot_count: int, item_capacity: int) -> bool:
     """Whether a header that can be right counts more than so many slots and items, or neither the first nor the newest
-    item is the one that it says."""
-    header = HEADER.unpack(file.read(0, HEADER.size))
+    item is the one that it says. What was cut off says nothing."""
+    with closing(disk.open(path)) as file:
+        return _contradicts(file, slot_count, item_capacity)
+
+
+def _contradicts(file: OpenFile, slot_count: int, item_capacity: int) -> bool:
+    stored = file.read(0, HEADER.size)
+    if len(stored) < HEADER.size:
+        return False
+    header = HEADER.unpack(stored)
     begin, end, last = header.begin_commit_log_offset, header.end_commit_log_offset, header.next_item - 1
     if not (0 <= begin <= end and 0 < header.used_slot_count <= last):
         return False
     if last >= item_capacity or header.used_slot_count > slot_count:
         return True
-    first, newest = (
-        ITEM.unpack(file.read(items_position(slot_count) + number * ITEM.size, ITEM.size)) for number in (1, last)
-    )
+    items = [file.read(items_position(slot_count) + number * ITEM.size, ITEM.size) for number in (1, last)]
+    if len(items[0]) < ITEM.size:
+        return False
+    first, newest = (ITEM.unpack(item.ljust(ITEM.size, b"\0")) for item in items)
     is_first = first.key_hash > 0 and first.commit_log_offset == begin and not first.previous_item
     return not is_first and not (newest.key_hash > 0 and newest.commit_log_offset == end)
 
@@ -250,19 +259,6 @@ class Index:
         self._created: Path | None = None
         """A file that was begun and is not among `files`."""
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file. Raises `ConfigurationError` where none has the size that the settings give; a read-only
-        opening goes on, and builds the index in memory."""
-        sizes = {name: size for name, size in self._disk.files(self.directory).items() if is_index_name(name)}
-        if sizes and self._file_size not in sizes.values() and not self._disk.read_only:
-            raise ConfigurationError(
-                f"{self.directory}: the index files have {next(iter(sizes.values())):,} bytes, {self._file_size:,} are "
-                f"expected for {self.slot_count:,} slots and {self.item_capacity:,} items. Give max_hash_slot_num and "
-                "max_index_num as the store was written with. If the files were cut, give both to "
-                f"{command('repair', self.directory.parent)}, which builds the index again from the log"
-            )
-        return sizes
-
     def load(self, end_offset: int, *, clean: bool, checked_from: int) -> None:
         """Map the files that know records below the log's end only.
 
@@ -273,7 +269,9 @@ class Index:
         """
         self.is_complete = True
         self._disk.clear_unfinished(self.directory)
-        for name, size in self.sizes().items():
+        for name, size in self._disk.files(self.directory).items():
+            if not is_index_name(name):
+                continue
             mapped = self._disk.map(self.directory / name) if size == self._file_size else None
             file = IndexFile(mapped, IndexFile.header_of(mapped)) if mapped else None
             if (

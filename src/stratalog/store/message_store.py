@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -127,9 +127,11 @@ class MessageStore(Uncopied):
     """
 
     def __init__(
-        self, root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, release: Callable[[], None]
+        self, root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, release: Callable[[], None], *,
+        guessed_sizes: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.root = root
+        self._guessed_sizes = guessed_sizes
         self.settings = settings
         self.clock_ns = clock_ns
         self.broker_name = root.name
@@ -182,7 +184,7 @@ class MessageStore(Uncopied):
         watch(self, self.root)
         self._load(last_locked, progress)
         if not self.log.files and not self._disk.read_only:
-            note_sizes(self.settings, self.root, self._disk)
+            note_sizes(self.settings, self.root, self._disk, guessed=self._guessed_sizes)
 
     def _load(self, last_locked: Stamp, progress: Callable[[Progress], None] | None) -> None:
         abort = self.root / names.ABORT
@@ -212,8 +214,6 @@ class MessageStore(Uncopied):
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
         left_out = noted_left_out(self.root, self._disk, self.log)
         if not self._disk.read_only:
-            if self.index:
-                self.index.sizes()  # raises before anything is changed
             mark = None if clean else self._disk.read(abort)
             self._disk.replace(abort, own_mark if is_known else b"%d" % os.getpid())
             if self.log.files and not clean:  # the crash may have been between a file's creation and its name's flush
@@ -327,7 +327,7 @@ class MessageStore(Uncopied):
             self._warn_of_puts()
             effect = "Every message is durable, and the next opening looks at the end of the log"
             with refusing(f"{self.root} cannot be marked as closed", effect):
-                note_sizes(self.settings, self.root, self._disk)
+                note_sizes(self.settings, self.root, self._disk, guessed=self._guessed_sizes)
                 seal, found = self._dispatcher.snapshot()[1], self.recovery
                 store_snapshot(
                     self.root, self._disk, self._dispatcher, self.log, seal, found.quarantined, found.left_out

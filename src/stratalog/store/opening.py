@@ -39,7 +39,7 @@ from stratalog.store.os_errors import (
     thread_refusal,
 )
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import check_given_sizes, completed, guess_text, sized
+from stratalog.store.sizes import check_given_sizes, check_index_files, completed, guess_text
 
 _PAUSES_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Before each new attempt to read a store that changes. File times tick every 4 ms."""
@@ -131,8 +131,10 @@ def _made(
     """The store, not opened yet, and notes on what is guessed of it."""
     try:
         check_given_sizes(settings, root, disk)
-        settings, guessed = completed(sized(settings, root, disk), root, disk, small=small)
-        return MessageStore(root, settings, disk, clock_ns, release), [guess_text(guessed)] if guessed else []
+        given, (settings, guessed) = settings, completed(settings, root, disk, small=small)
+        check_index_files(given, settings, root, disk)
+        store = MessageStore(root, settings, disk, clock_ns, release, guessed_sizes=guessed)
+        return store, [guess_text(guessed)] if guessed else []
     except BaseException:
         release()
         raise

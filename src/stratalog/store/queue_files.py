@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratalog.errors import CorruptData, command
+from stratalog.errors import CorruptData
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
+from stratalog.store.sizes import other_size_step
 
 
 class QueueFiles:
@@ -42,8 +43,8 @@ class QueueFiles:
                 continue
             if size != self.file_size:
                 raise CorruptData(
-                    f"the file has {size:,} bytes, {self.file_size:,} are expected. If the store uses another size, "
-                    f"set {self._setting}; if not, {command('repair', self._root)} builds it again",
+                    f"the file has {size:,} bytes, {self.file_size:,} are expected. "
+                    + other_size_step(self._setting, self.file_size, self._root, self._disk),
                     path=str(self.directory / name),
                     position=size,
                 )

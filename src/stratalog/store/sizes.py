@@ -10,13 +10,14 @@
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
     neither                                    the size for small stores if asked for, else RocketMQ's default
 
-A size is guessed when the store holds messages and shows nothing. It is said in `store.recovery.notes`, since a broker
-with other sizes would take the files that are made then for damaged.
+A size is guessed when the store holds messages and shows nothing, or when one file alone shows it, which may have been
+cut. It is said in `store.recovery.notes`, since a broker with other sizes would take the files that are made then for
+damaged; and it is not noted. A given size that the files have wins over the note.
 """
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from math import gcd
@@ -25,12 +26,12 @@ from pathlib import Path
 import msgspec
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.errors import ConfigurationError, CorruptData, command, given_options
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.store.disk import Disk
-from stratalog.store.index_file import index_sizes, usual_sizes
+from stratalog.store.index_file import contradicts, index_sizes, usual_sizes
 
 _LOG, _QUEUE = "mapped_file_size_commit_log", "mapped_file_size_consume_queue"
 _BATCH, _EXTENSION = "mapper_file_size_batch_consume_queue", "mapped_file_size_consume_queue_ext"
@@ -89,18 +90,24 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
         if getattr(settings, name) is None:
             continue
         files = _files_of(name, root, disk)
-        usual = _most([size for _, size in files])
+        sizes = [size for _, size in files]
+        usual = _most(sizes)
+        if usual == given:
+            continue
         steps = {later - start for start, later in pairwise(sorted({start for start, _ in files}))}
         is_told = usual in (*steps, _DEFAULTS[name]) or (usual > given and given not in steps)
         if name in noted:
-            is_told = usual == noted[name]
-            if files and given not in (noted[name], *steps):  # a single file may be too long
+            is_told = usual == noted[name] or usual in steps
+            if files and given not in (noted[name], *steps, *(() if usual else sizes)):  # a single file may be too long
                 usual, is_told = noted[name], True
-        if usual != given and is_told and _is_allowed(name, usual):
-            have = "have" if usual in dict(files).values() else "were written with"
+        if is_told and _is_allowed(name, usual):
+            have, otherwise = "have", ""
+            if usual not in sizes:
+                have = "were written with"
+                otherwise = f". {root / names.SIZES} says so: if that is wrong, remove it"
             raise ConfigurationError(
                 f"the files of {root / _TREES[name][0]} {have} {usual:,} bytes, not {given:,}: give that as {name}, or "
-                "leave it out"
+                f"leave it out{otherwise}"
             )
     if settings.message_index_enable and (settings.max_hash_slot_num or settings.max_index_num):
         _check_index_sizes(settings, root, disk, noted)
@@ -110,17 +117,21 @@ def _check_index_sizes(settings: StoreSettings, root: Path, disk: Disk, noted: M
     """The same of slots and items. Files that were cut still show their slots."""
     split, noted_split = _index_split(root, disk, noted), _noted_index(noted)
     usual = _most(_index_lengths(root, disk))
-    if not split or usual != file_size(*split) or noted_split not in (None, split):
+    if not split or not usual:
         return
     given = settings.max_hash_slot_num or split[0], settings.max_index_num or split[1]
-    wanted = file_size(*given)
+    wanted, is_of_split = file_size(*given), usual == file_size(*split)
+    if not is_of_split and (usual == wanted or given[0] == split[0]):
+        return
+    if given[0] == split[0] and noted_split not in (None, split):
+        return
     is_told = noted_split or split == (SLOT_COUNT, ITEM_CAPACITY) or given[0] != split[0] or usual > wanted
     if given == split or not is_told:
         return
     raise ConfigurationError(
         f"the files of {root / names.INDEX} have {usual:,} bytes, not {wanted:,} for {given[0]:,} slots and "
         f"{given[1]:,} items: give {_SLOTS}={split[0]} and {_ITEMS}={split[1]}, or leave them out. For another size "
-        "remove the directory: it is built again from the log"
+        f"{remove_index_step(root / names.INDEX)}"
     )
 
 
@@ -145,11 +156,13 @@ def _index_lengths(root: Path, disk: Disk) -> list[int]:
     return [size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)]
 
 
-def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -> tuple[StoreSettings, list[str]]:
-    """`sized` settings with what else opening needs, and the sizes among them that are guessed, as `name=value`.
+def completed(given: StoreSettings, root: Path, disk: Disk, *, small: bool) -> tuple[StoreSettings, dict[str, int]]:
+    """`sized` settings with what else opening needs, and the sizes among them that are guessed.
 
     Slots and items of index files that show neither are guessed from their length.
     """
+    settings = sized(given, root, disk)
+    guessed = unconfirmed(given, settings, root, disk)
     unknown = [name for name in (_QUEUE, _SLOTS, _ITEMS) if getattr(settings, name) is None]
     if not settings.message_index_enable:
         unknown = [name for name in unknown if name == _QUEUE]
@@ -157,28 +170,105 @@ def completed(settings: StoreSettings, root: Path, disk: Disk, *, small: bool) -
         split = usual_sizes(disk, root / names.INDEX)
         settings = _filled(settings, dict(zip((_SLOTS, _ITEMS), split, strict=True)) if split else {})
     if small:
-        return _filled(settings, SMALL_FILES), []
+        return _filled(settings, SMALL_FILES), guessed
     has_messages = any(size for _, size in _files_of(_LOG, root, disk))
     if not has_messages or (_QUEUE not in unknown and not _differ(settings)):
-        return settings, []
+        return settings, guessed
     taken = {_QUEUE: settings.consume_queue_file_size, _SLOTS: settings.index_slot_count}
     taken[_ITEMS] = settings.index_item_capacity
-    return settings, [f"{name}={taken[name]}" for name in unknown]
+    return settings, guessed | {name: taken[name] for name in unknown}
 
 
-def guess_text(guessed: Sequence[str]) -> str:
+def unconfirmed(given: StoreSettings, settings: StoreSettings, root: Path, disk: Disk) -> dict[str, int]:
+    """The sizes of these `sized` settings that one file alone shows, which may have been cut: they were neither given
+    nor noted, and are not RocketMQ's (of index files: not its ratio of slots to items)."""
+    noted, found = noted_sizes(root, disk), dict[str, int]()
+    split = settings.index_slot_count, settings.index_item_capacity
+    is_told = given.max_hash_slot_num or given.max_index_num or split == _noted_index(noted)
+    is_split_doubtful = not is_told and split[1] * SLOT_COUNT != split[0] * ITEM_CAPACITY
+    for name, size in _differ(settings).items():
+        if getattr(given, name) is not None or noted.get(name) == size:
+            continue
+        if name in _TREES:
+            files = _files_of(name, root, disk)
+            is_step = any(later - start == size for start, later in pairwise(sorted({start for start, _ in files})))
+            is_doubtful = not is_step and [length for _, length in files].count(size) == 1
+        else:
+            is_doubtful = is_split_doubtful
+        if is_doubtful:
+            found[name] = size
+    return found
+
+
+def guess_text(guessed: Mapping[str, int]) -> str:
     """A note for people."""
+    taken = ", ".join(f"{name}={size}" for name, size in guessed.items())
     return (
-        f"no file shows these sizes: {', '.join(guessed)} were taken. If a broker uses this store with other ones, "
-        "open it with those"
+        f"no file shows these sizes, or a single one that may have been cut: {taken} were taken. If a broker uses this "
+        "store with other ones, open it with those"
     )
 
 
-def note_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
-    """Note the sizes that differ from RocketMQ's defaults, if that was not done. Raises `OSError`, `DiskFull`."""
-    known = _differ(settings)
+def note_sizes(settings: StoreSettings, root: Path, disk: Disk, *, guessed: Collection[str]) -> None:
+    """Note the sizes that differ from RocketMQ's defaults and are not guessed, if that was not done. Raises `OSError`,
+    `DiskFull`."""
+    known = {name: size for name, size in _differ(settings).items() if name not in guessed}
     if known and known != noted_sizes(root, disk):
         disk.replace(root / names.SIZES, msgspec.json.encode(known))
+
+
+def check_index_files(given: StoreSettings, settings: StoreSettings, root: Path, disk: Disk) -> None:
+    """Raise `ConfigurationError` where no index file has the size that the settings make, and opening for writing would
+    replace them: unless the size was given and a file may have been cut. A reader builds the index in memory."""
+    directory, split = root / names.INDEX, (settings.index_slot_count, settings.index_item_capacity)
+    files = {name: size for name, size in disk.files(directory).items() if names.is_index_name(name)}
+    wanted = file_size(*split)
+    if disk.read_only or not settings.message_index_enable or not files or wanted in files.values():
+        return
+    shown, is_given = index_sizes(disk, directory), given.max_hash_slot_num or given.max_index_num
+    may_be_cut = (size < wanted and not contradicts(disk, directory / name, *split) for name, size in files.items())
+    if is_given and (shown is None or shown[0] == split[0]) and any(may_be_cut):
+        return
+    note = ""
+    if _noted_index(noted_sizes(root, disk)) == split:
+        note = f" {root / names.SIZES} notes these sizes."
+        if shown or usual_sizes(disk, directory):
+            note += " If that is wrong, remove it."
+    name, size = next(iter(files.items()))
+    raise ConfigurationError(
+        f"{directory / name}: the index files have {size:,} bytes, {wanted:,} are expected for {split[0]:,} slots and "
+        f"{split[1]:,} items.{note} Give {_SLOTS} and {_ITEMS} as the store was written with. If the files are "
+        f"damaged, {remove_index_step(directory)}"
+    )
+
+
+def remove_index_step(directory: Path) -> str:
+    return f"remove the directory {directory}: the next opening builds it again from the log"
+
+
+def other_size_step(name: str, size: int, root: Path, disk: Disk) -> str:
+    """What to do about a file that does not have the size of its kind."""
+    root = root.parent if root.name == names.STAGING else root
+    repair, given = command("repair", root), f"--set={name}={size}"
+    if not any(option == given or option.startswith("--conf") for option in given_options):
+        repair = f"{repair[:-1]} {given}`"
+    step = f"If the store uses another size, give {name}; if not, {repair} mends it"
+    if noted_sizes(root, disk).get(name) == size:
+        step += f". {root / names.SIZES} notes {size:,}: if that is wrong, remove it"
+    return step
+
+
+def contradicted_notes(given: StoreSettings, root: Path, disk: Disk) -> Iterator[tuple[str, int]]:
+    """Noted sizes that are taken, though files are there and none has them."""
+    settings, noted = sized(given, root, disk), noted_sizes(root, disk)
+    for name in _TREES.keys() & noted.keys():
+        files = [size for _, size in _files_of(name, root, disk)]
+        is_taken = getattr(given, name) is None and getattr(settings, name) == noted[name]
+        if is_taken and files and noted[name] not in files:
+            yield name, noted[name]
+    lengths, split = _index_lengths(root, disk), (settings.max_hash_slot_num, settings.max_index_num)
+    if lengths and split == _noted_index(noted) and file_size(*split) not in lengths:
+        yield from ((name, noted[name]) for name in (_SLOTS, _ITEMS) if name in noted and not getattr(given, name))
 
 
 def _differ(settings: StoreSettings) -> dict[str, int]:

@@ -24,7 +24,7 @@ from stratalog.store.disk import OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
-from stratalog.store.sizes import check_given_sizes, completed, guess_text, sized
+from stratalog.store.sizes import check_given_sizes, completed, guess_text
 from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
@@ -84,7 +84,7 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     refuse_without_log(root)
     settings = settings or StoreSettings()
     check_given_sizes(settings, root, disk)
-    settings, guessed = completed(sized(settings, root, disk), root, disk, small=False)
+    settings, guessed = completed(settings, root, disk, small=False)
     opener, how_left = _opened_by(root), "closed properly" if was_closed(root, disk) else "not closed properly"
     found = StoreMap(root, opener or how_left, settings.commit_log_file_size)
     found.notes += [guess_text(guessed)] if guessed else []

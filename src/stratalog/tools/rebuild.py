@@ -46,7 +46,7 @@ from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_p
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
-from stratalog.store.sizes import check_given_sizes, note_sizes, sized
+from stratalog.store.sizes import check_given_sizes, note_sizes, remove_index_step, sized, unconfirmed
 from stratalog.store.snapshot import (
     QueueEnd,
     forget_ends,
@@ -193,14 +193,15 @@ def rebuild(
 def rebuild_locked(
     root: Path, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
     progress: Callable[[Progress], None] | None = None, *, may_serve_less: bool = False,
-    mended: Collection[int] = (),
+    mended: Collection[int] = (), guessed: Collection[str] = (),
 ) -> Rebuilt:  # fmt: skip
     """`rebuild` for a caller who holds the store's lock; with `may_serve_less` for one who reports `unqueued`, and has
-    mended the records at some log offsets: what else led there was wrong."""
+    mended the records at some log offsets: what else led there was wrong. `guessed` are sizes that it did not give."""
     refuse_links(root, but=(names.COMMIT_LOG,))
     refuse_misplaced(root)
     disk, staging = Disk(), root / names.STAGING
-    settings = rebuild_settings(settings, root)
+    given, settings = settings, rebuild_settings(settings, root)
+    guessed = guessed or unconfirmed(given, settings, root, disk)
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
     clear_staging(root)
@@ -278,7 +279,7 @@ def rebuild_locked(
             forget_ends(root, disk)
         _swap(root, staging, rebuilt.parts, disk)
         if "index" in parts:
-            note_sizes(settings, root, disk)  # they may have been given
+            note_sizes(settings, root, disk, guessed=guessed)  # they may have been given
         if "queues" in parts:
             begins = _begins_to_keep(root, begins, disk)
             sealed = {key: max(end, written_end(root, key, disk)) for key, end in sealed.items()}
@@ -356,7 +357,8 @@ def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
             if is_index_name(name) and size:
                 raise ConfigurationError(
                     f"{root / names.INDEX / name}: its {size:,} bytes do not tell how many slots and items it has; "
-                    "give max_hash_slot_num and max_index_num as the broker has them"
+                    "give max_hash_slot_num and max_index_num as the broker has them, or "
+                    f"{remove_index_step(root / names.INDEX)}"
                 )
     return found
 

@@ -153,7 +153,9 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
             Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=release)
         else:
             mended = {int(Path(one.path).name) + one.position for one in plan.actions if one.kind == "mend"}
-            rebuilt = rebuild_locked(root, plan.settings, clock_ns, may_serve_less=True, mended=mended)
+            rebuilt = rebuild_locked(
+                root, plan.settings, clock_ns, may_serve_less=True, mended=mended, guessed=plan.guessed_sizes
+            )
     if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
     if rebuilt and not is_ours(root, disk):

@@ -63,7 +63,7 @@ from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, written_units
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import noted_sizes, sized
+from stratalog.store.sizes import noted_sizes, sized, unconfirmed
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.evidence import Evidence
@@ -95,6 +95,8 @@ class RepairPlan:
     settings: StoreSettings
     report: VerifyReport
     actions: list[Action] = field(default_factory=list)
+    guessed_sizes: Collection[str] = ()
+    """Settings of sizes that one file alone shows."""
     whole_count: int = 0
     """Records that are kept, restored ones among them; what earlier repairs made is no message, here and below."""
     message_count: int = 0
@@ -164,8 +166,10 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         raise StoreUnavailable(f"{first.path} {first.found}; {first.next_step}. Nothing was changed")
     disk = PrivateDisk()
     given = settings.mapped_file_size_commit_log if settings else None
-    settings = sized(settings or StoreSettings(), root, disk)
+    asked = settings or StoreSettings()
+    settings = sized(asked, root, disk)
     plan = RepairPlan(root, settings, report, whole_count=report.record_count, stamps=log_stamps(root))
+    plan.guessed_sizes = unconfirmed(asked, settings, root, disk)
     if report.is_log_lost:
         raise CorruptData(
             f"not one whole record is in the log: {no_record_step(settings)}", path=str(root / COMMIT_LOG)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.helpers import thread_pool
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
@@ -28,7 +28,7 @@ from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
-from stratalog.store.sizes import check_given_sizes, completed, guess_text, sized
+from stratalog.store.sizes import check_given_sizes, completed, contradicted_notes, guess_text
 from stratalog.tools.opened import is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
@@ -129,9 +129,15 @@ def _verify(
     disk = ReportingDisk(report)
     check_given_sizes(settings, root, disk)
     report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
-    settings, guessed = _sized(settings, root, disk)
+    given, (settings, guessed) = settings, _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []
     check_files(root, settings, disk, report)
+    contradicted = list[tuple[str, int]]()
+    with contextlib.suppress(OSError):  # the report has it
+        contradicted += contradicted_notes(given, root, PrivateDisk())
+    for name, size in contradicted:
+        step = f"if it is wrong, remove it; if it is right, {REPAIR}"
+        report.add(Problem("files", str(root / SIZES), 0, "sizes of the files", f"{name}={size}, which none has", step))
     if report.is_unreadable(root / COMMIT_LOG):  # there is nothing to compare the other files with
         return report
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
@@ -226,10 +232,10 @@ def _check_quiet_queues(root: Path, disk: ReportingDisk, report: VerifyReport) -
                 report.add(Problem("queue", str(directory), 0, f"units of queue {topic}/{queue_id}", what, REPAIR))
 
 
-def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, list[str]]:
+def _sized(settings: StoreSettings, root: Path, disk: ReportingDisk) -> tuple[StoreSettings, dict[str, int]]:
     """Settings as opening takes them, by the files that can be read; and the sizes among them that are guessed."""
     try:
-        return completed(sized(settings, root, disk), root, disk, small=False)
+        return completed(settings, root, disk, small=False)
     except Unreadable as error:
         with disk.without(error.filename):
             return _sized(settings, root, disk)

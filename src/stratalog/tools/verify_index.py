@@ -20,6 +20,7 @@ from stratalog.layout.index import HEADER, ITEM, SLOT, file_size, items_position
 from stratalog.layout.names import INDEX, is_index_name
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk
+from stratalog.store.sizes import remove_index_step
 from stratalog.tools.verify_files import record_at
 from stratalog.tools.verify_report import REPAIR, Chunk, Problem, Unreadable, VerifyReport
 
@@ -179,7 +180,7 @@ class IndexCheck:
                     self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
                 self._of_other_size = True
-                self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", _SIZES)
+                self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", self._sizes_step())
         self._directory, self._item_capacity = root / INDEX, settings.index_item_capacity
         self._vouched_end = 0
         with suppress(CorruptData):  # the checkpoint is no file: `check_files` says so
@@ -190,6 +191,10 @@ class IndexCheck:
 
     def _add(self, path: Path, position: int, expected: str, found: str, next_step: str = REPAIR) -> None:
         self._report.add(Problem("index", str(path), position, expected, found, next_step))
+
+    def _sizes_step(self) -> str:
+        step = remove_index_step(self._root / INDEX)
+        return f"give max_hash_slot_num and max_index_num as the store was written with; if the file was cut, {step}"
 
     def check(self, chunk: Chunk) -> None:
         """Compare the items of these records."""
@@ -311,7 +316,7 @@ class IndexCheck:
     def finish(self) -> None:
         """Look at what is left in the files, at their headers and at the chains of their slots."""
         if self._missing_count:
-            step = _SIZES if self._of_other_size else REPAIR
+            step = self._sizes_step() if self._of_other_size else REPAIR
             self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file", step)
         for file in self._files:
             rest = file.take(np.iinfo(np.int64).max)
@@ -381,6 +386,3 @@ class IndexCheck:
         """Whether opening takes the file as it is, see `Index.load`."""
         is_closed = self._report.clean or self._report.is_live or file.header.next_item >= self._item_capacity
         return is_closed and bool(file.header.end_commit_log_offset < self._vouched_end)
-
-
-_SIZES = f"give max_hash_slot_num and max_index_num as the store was written with; if the file was cut, {REPAIR}"
