@@ -10,6 +10,7 @@ from stratalog.layout.names import (
     ABORT,
     COMMIT_LOG,
     CONFIG,
+    SIZES,
     offset_name,
     offset_of,
 )
@@ -33,8 +34,8 @@ def plan_files(
         if (start := offset_of(name)) is not None and not start % file_size
     }
     starts = [int(name) for name in files]
-    is_known = file_size in files.values() or any(start + file_size in starts for start in starts)
-    is_known |= is_noted or (is_given and max(files.values(), default=0) < 2 * file_size)
+    is_shown = file_size in files.values() or any(start + file_size in starts for start in starts)
+    is_known = is_shown or is_noted or (is_given and max(files.values(), default=0) < 2 * file_size)
     expected: int | None = None
     for name, size in files.items():
         start, path = int(name), f"{COMMIT_LOG}/{name}"
@@ -42,11 +43,9 @@ def plan_files(
             actions.append(Action("create", f"{COMMIT_LOG}/{offset_name(expected)}", size=file_size, reason=MISSING))
             expected += file_size
         expected = start + file_size
-        if size > file_size and not is_known:
-            raise CorruptData(
-                f"the file has {size:,} bytes, not {file_size:,}: give mapped_file_size_commit_log",
-                path=str(root / path),
-            )
+        if size > file_size and (not is_known or (not is_shown and _has_bytes(root / path, file_size, disk))):
+            step = f"give mapped_file_size_commit_log{f', or remove {root / SIZES} if it is wrong' if is_noted else ''}"
+            raise CorruptData(f"the file has {size:,} bytes, not {file_size:,}: {step}", path=str(root / path))
         if size > file_size:
             actions.append(Action("trim", path, file_size, size - file_size, "bytes over the size of the log's files"))
         elif not size and name == max(files):
@@ -55,6 +54,12 @@ def plan_files(
             actions.append(Action("extend", path, size, file_size - size, CUT))
     config_actions, unmended = _plan_config(root, disk)
     return [*actions, *config_actions, *_leftovers(root, disk)], unmended
+
+
+def _has_bytes(path: Path, begin: int, disk: PrivateDisk) -> bool:
+    """Whether a file holds other bytes than zeros from a position on."""
+    mapped = disk.map(path)
+    return bool(mapped.view[begin : mapped.data_end].any())
 
 
 def _strays(root: Path, file_size: int) -> Iterator[Action]:
