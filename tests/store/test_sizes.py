@@ -136,7 +136,7 @@ def test_a_note_that_cannot_be_read_is_passed_over(stored: bytes, tmp_path: Path
         assert len(store.query("t", key="k")) == 1
         notes = store.recovery.notes
     assert "max_index_num=203" in notes[0], "no other file confirms it"
-    assert note.read_bytes() == stored
+    assert json.loads(note.read_bytes())["guessed max_index_num"] == 203
     with stratalog.open(tmp_path, **TINY):
         pass
     assert json.loads(note.read_bytes()) == TINY
@@ -618,7 +618,7 @@ def test_a_wrong_note_keeps_no_right_size_from_opening_and_errors_name_it(
     assert_it_opens(root, EXTENDED | QUIET, expected)
 
 
-def test_a_size_that_one_index_file_alone_shows_is_said_and_not_noted(tmp_path: Path) -> None:
+def test_a_size_that_one_index_file_alone_shows_is_said_and_refuses_no_other_one(tmp_path: Path) -> None:
     with stratalog.open(tmp_path, **TINY) as store:
         store.put("t", b"one", keys=["k"])
     (tmp_path / names.SIZES).unlink()

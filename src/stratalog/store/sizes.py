@@ -8,11 +8,13 @@
                                                the only one has that many slots; else those that its items show, or
                                                RocketMQ's ratio of both, if that makes the size of a file
     no file, or files that contradict          what the last writer noted in `file-sizes.json`
+    no file, nothing else noted                what the last writer noted there as guessed
     neither                                    the size for small stores if asked for, else RocketMQ's default
 
 A size is guessed when the store holds messages and shows nothing, or when one file alone shows it, which may have been
 cut. It is said in `store.recovery.notes`, since a broker with other sizes would take the files that are made then for
-damaged; and it is not noted. A given size that the files have wins over the note.
+damaged; and it is noted as guessed: no size is refused because of it. A given size that the files have wins over the
+note.
 """
 
 import contextlib
@@ -60,6 +62,8 @@ _DEFAULTS = {
     _SLOTS: SLOT_COUNT,
     _ITEMS: ITEM_CAPACITY,
 }
+_GUESSED = "guessed "
+"""Before the name of a noted size that was guessed: it counts where no file shows one, and refuses none."""
 _FILES_ALIKE, _FILES_MAX = 4, 100
 
 _File = tuple[int, int]
@@ -71,7 +75,8 @@ def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     noted = noted_sizes(root, disk)
     shown = {name: _usual_size(name, _files_of(name, root, disk), noted) for name in _TREES}
     index = _index_split(root, disk, noted)
-    return _filled(settings, shown | {_SLOTS: index[0] if index else None, _ITEMS: index[1] if index else None})
+    found = _filled(settings, shown | {_SLOTS: index[0] if index else None, _ITEMS: index[1] if index else None})
+    return _filled(found, _noted(root, disk, guessed=True))
 
 
 def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
@@ -185,16 +190,18 @@ def unconfirmed(given: StoreSettings, settings: StoreSettings, root: Path, disk:
     noted, found = noted_sizes(root, disk), dict[str, int]()
     split = settings.index_slot_count, settings.index_item_capacity
     is_told = given.max_hash_slot_num or given.max_index_num or split == _noted_index(noted)
-    is_split_doubtful = not is_told and split[1] * SLOT_COUNT != split[0] * ITEM_CAPACITY
+    is_shown = (
+        split[1] * SLOT_COUNT == split[0] * ITEM_CAPACITY or _index_lengths(root, disk).count(file_size(*split)) > 1
+    )
     for name, size in _differ(settings).items():
         if getattr(given, name) is not None or noted.get(name) == size:
             continue
         if name in _TREES:
             files = _files_of(name, root, disk)
             is_step = any(later - start == size for start, later in pairwise(sorted({start for start, _ in files})))
-            is_doubtful = not is_step and [length for _, length in files].count(size) == 1
+            is_doubtful = not is_step and [length for _, length in files].count(size) < 2
         else:
-            is_doubtful = is_split_doubtful
+            is_doubtful = not is_told and not is_shown
         if is_doubtful:
             found[name] = size
     return found
@@ -210,10 +217,13 @@ def guess_text(guessed: Mapping[str, int]) -> str:
 
 
 def note_sizes(settings: StoreSettings, root: Path, disk: Disk, *, guessed: Collection[str]) -> None:
-    """Note the sizes that differ from RocketMQ's defaults and are not guessed, if that was not done. Raises `OSError`,
-    `DiskFull`."""
-    known = {name: size for name, size in _differ(settings).items() if name not in guessed}
-    if known and known != noted_sizes(root, disk):
+    """Note the sizes that differ from RocketMQ's defaults, if that was not done; a guessed one only for a time when no
+    file shows it. Raises `OSError`, `DiskFull`."""
+    sizes = _differ(settings)
+    told = {name: size for name, size in sizes.items() if name not in guessed}
+    rest = {name: size for name, size in sizes.items() if name in guessed}
+    if sizes and (told, rest) != (noted_sizes(root, disk), _noted(root, disk, guessed=True)):
+        known = told | {_GUESSED + name: size for name, size in rest.items()}
         disk.replace(root / names.SIZES, msgspec.json.encode(known))
 
 
@@ -278,11 +288,16 @@ def _differ(settings: StoreSettings) -> dict[str, int]:
 
 
 def noted_sizes(root: Path, disk: Disk) -> dict[str, int]:
-    """The sizes that the last writer noted, by their settings' names."""
+    """The sizes that the last writer noted and did not guess, by their settings' names."""
+    return _noted(root, disk, guessed=False)
+
+
+def _noted(root: Path, disk: Disk, *, guessed: bool) -> dict[str, int]:
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, ConfigurationError, CorruptData):
         noted = msgspec.json.decode(disk.read(root / names.SIZES) or b"{}", type=dict[str, int])
-        StoreSettings.make(noted)
-        return {name: size for name, size in noted.items() if name in SMALL_FILES}
+        StoreSettings.make({name.removeprefix(_GUESSED): size for name, size in noted.items()})
+        prefix = _GUESSED if guessed else ""
+        return {name: noted[prefix + name] for name in SMALL_FILES if prefix + name in noted}
     return {}
 
 
