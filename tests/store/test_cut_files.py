@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import stratalog
-from store.kinds import BATCH, LIGHT_KIND, PLAIN, SIZES, Content, Kind
+from store.kinds import BATCH, KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Kind, read_on
 from store.model import QUIET, Clock
+from store.test_recreated_topics import STATES, settings_of
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2, decode_record
@@ -119,3 +120,29 @@ def test_files_without_their_trailing_zeros_lose_nothing(
         (tmp_path / ABORT).touch()
     assert not check_repair(tmp_path, given, before, 0)
     assert {path: path.read_bytes() for path in log} == log
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("what", ["itself", "the next file", "zeros", "bytes"])
+@pytest.mark.parametrize("at", [0, 1, -1])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_follows_a_log_file_of_full_size_is_trimmed(
+    kind: Kind, at: int, what: str, state: str, tmp_path: Path
+) -> None:
+    """Also where these are whole records."""
+    root = tmp_path / "store"
+    content = kind.made(root, count=150)
+    STATES[state](root)
+    files = sorted((root / "commitlog").iterdir())
+    data = files[at].read_bytes()
+    following = files[(at + 1) % len(files)].read_bytes()
+    more = {"itself": data, "the next file": following, "zeros": bytes(len(data)), "bytes": b"x" * 100}[what]
+    files[at].write_bytes(data + more)
+    plan = plan_repair(root, settings=settings_of(kind))
+    assert not plan.lost_count
+    assert repair(plan).ok
+    assert files[at].read_bytes() == data
+    with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            assert read_on(store.queue(*key)) == (content.queues[key], [], set())

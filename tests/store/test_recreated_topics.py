@@ -254,12 +254,15 @@ def put_more(kind: Kind, root: Path) -> None:
 @pytest.mark.parametrize("command", [*PATHS, "put"])
 @pytest.mark.parametrize("state", [state for state in STATES if state not in ("index gone", "a queue gone")])
 @pytest.mark.parametrize("damage", [exchange, exchange_with_other, rename_queue, rename_topic])
-@pytest.mark.parametrize("count", [4, FEWER, MORE])
+@pytest.mark.parametrize("count", [2, 4, FEWER, MORE])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
     tmp_path: Path, kind: Kind, count: int, damage: Callable[[Kind, Path], None], state: str, command: str
 ) -> None:  # fmt: skip
     """Whatever was done before, the files can be given their names back, and all is served."""
+    is_light = kind.queues[0][0].startswith("%LMQ%")
+    if count == 2 and (damage is rename_queue or (damage is rename_topic and is_light)):
+        pytest.skip("one unit alone: its record may have been changed")
     content = made(kind, tmp_path, count)
     STATES[state](tmp_path)
     damage(kind, tmp_path)

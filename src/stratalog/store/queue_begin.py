@@ -6,7 +6,7 @@ the first unit are deleted. `live_begins` also decides where that unit, or its r
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
@@ -259,11 +259,15 @@ def _refuse_exchanged(
     messages of another that has no units, and the log does not tell where the messages of both begin: some expired, or
     they begin again. One unit alone does not say that the files were renamed: its record may have been changed."""
     led = {key: [_queues_of(unit, walk) for unit in units] for key, units in queues.items() if units}
+    moved = Counter(
+        (one[0], topic) for one, others in led.items() for them in others if one not in them for topic, _ in them
+    )
     for one, others in led.items():
         for other in others[0] if one not in others[0] else ():
             is_exchanged = other in led and one in led[other][0] and other not in led[other][0]
             has_none = other not in led and other not in known
-            is_renamed = has_none and len(others) > 1 and all(other in them and one not in them for them in others)
+            has_moved = moved[one[0], other[0]] > 1 and all(other in them and one not in them for them in others)
+            is_renamed = has_none and has_moved
             if not (is_exchanged or is_renamed):
                 continue
             if int(log[0].path.name) or _begin_again({one: queues[one], other: queues.get(other, [])}, log):

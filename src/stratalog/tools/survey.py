@@ -156,6 +156,7 @@ def survey_file(
     except Unreadable:
         found.reason = UNREADABLE
         return found
+    file.size = file_size  # bytes after it are no part of the log
     positions, sizes = np.empty(CHUNK_RECORDS, np.int64), np.empty(CHUNK_RECORDS, np.int32)
     pieces: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
     position = done = 0
@@ -173,7 +174,7 @@ def survey_file(
             done = position
         if status == ScanStatus.FULL:
             continue
-        found.is_closed = file.size == file_size and closes_file(file, position, base_offset)
+        found.is_closed = closes_file(file, position, base_offset)
         following = -1 if found.is_closed else next_record(file, position + 1, base_offset)
         if following < 0:
             found.tail_size = 0 if found.is_closed else last_written(file, position) - position
