@@ -234,8 +234,7 @@ def test_a_record_that_rocketmq_cannot_dispatch_keeps_nothing_from_its_queues(tm
             for name in filter(lambda name: name.startswith(LMQ_PREFIX), names):
                 found = [message.commit_log_offset for message in store.queue(name).read()]
                 assert found.count(put["commitLogOffset"]) == 1
-        (note,) = store.recovery.notes
-        assert "'plain' is no light queue" in note
+        assert any("'plain' is no light queue" in note for note in store.recovery.notes)
         assert ("plain", 0) not in store.queues()
 
 

@@ -245,7 +245,7 @@ def test_a_queue_file_of_another_size_is_refused_or_built_again(number: int, siz
     data = path.read_bytes()
     path.write_bytes(data[:size].ljust(size, b"\0"))
     if size:
-        with pytest.raises(CorruptData, match=r"mapped_file_size_consume_queue.*`stratalog repair .*` builds it again"):
+        with pytest.raises(CorruptData, match=r"mapped_file_size_consume_queue.*`stratalog repair .*` mends it"):
             stratalog.open(root, **SMALL)
         repair(plan_repair(root, settings=StoreSettings(**SMALL)))
     assert bodies(open_store()) == expected()
@@ -256,10 +256,11 @@ def test_index_files_of_another_size_are_named_or_built_again(size: int, open_st
     root = filled(open_store)
     for path in index_files(root):
         path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
-    with pytest.raises(ConfigurationError, match="Give max_hash_slot_num and max_index_num") as error:
-        open_store()
-    assert str(root / "index") in str(error.value)
-    shutil.rmtree(root / "index")
+    if size > 8440:  # a shorter one may have been cut
+        with pytest.raises(ConfigurationError, match="Give max_hash_slot_num and max_index_num") as error:
+            open_store()
+        assert str(root / "index") in str(error.value)
+        shutil.rmtree(root / "index")
     store = open_store()
     check(store)
     assert bodies(store) == expected()

@@ -289,7 +289,7 @@ def test_extreme_values_give_equal_columns_in_every_kind_of_queue(tmp_path: Path
 @pytest.mark.parametrize(
     ("names", "offsets", "followed"),
     [
-        ("%LMQ%a,plain", "0,", []),
+        ("%LMQ%a,plain", "0,", ["%LMQ%a"]),
         ("plain,%LMQ%a", ",0", ["%LMQ%a"]),
         ("%LMQ%a,%LMQ%b", "0", []),
         ("%LMQ%a", "0,1", []),

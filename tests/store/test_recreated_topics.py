@@ -276,6 +276,31 @@ def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
     assert verify(tmp_path, settings=settings_of(kind)).ok
 
 
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("command", ["opened", "rebuilt", "repaired", "put"])
+@pytest.mark.parametrize("state", ["closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("damage", [exchange, exchange_with_other, rename_queue, rename_topic])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_exchanged_or_renamed_queues_of_which_messages_expired_are_refused(
+    tmp_path: Path, kind: Kind, damage: Callable[[Kind, Path], None], state: str, command: str
+) -> None:
+    content = Content()
+    with kind.open(tmp_path, clock_ns=Clock()) as store:
+        fill(kind, store, content, 0, 120)
+    begin = SIZES["mapped_file_size_commit_log"]
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    STATES[state](tmp_path)
+    damage(kind, tmp_path)
+    with pytest.raises(CorruptData, match=r"(exchange|rename) them back"):
+        {**PATHS, "put": put_more}[command](kind, tmp_path)
+    damage(kind, tmp_path)
+    with kind.open(tmp_path, mode="r") as store:
+        for key in kind.queues:
+            live = {number: one for number, one in content.queues[key].items() if one.commit_log_offset >= begin}
+            assert live
+            assert read_on(store.queue(*key)) == (live, [], set())
+
+
 def unsealed_units_gone(root: Path) -> None:
     unseal(root)
     units_gone(root)

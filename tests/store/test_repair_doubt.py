@@ -585,28 +585,6 @@ def test_a_damaged_placeholder_is_restored_and_counts_as_no_message(topic: str, 
     assert len(served(root)) == 6
 
 
-def test_exchanged_queues_of_a_log_whose_first_file_is_gone_are_rebuilt(tmp_path: Path) -> None:
-    """No queue offset is in both of them: the records tell whose they are."""
-    root, size = tmp_path / "store", 4096
-    with opened(root, mapped_file_size_commit_log=size) as store:
-        while store.put("a", b"x" * 80).commit_log_offset < size:
-            pass
-        for topic in "bbbaaaccc":
-            store.put(topic, b"y" * 80)
-    log_path(root).unlink()
-    whole = served(root)
-    one, other, aside = (root / "consumequeue" / name / "0" for name in ("a", "b", "aside"))
-    aside.parent.mkdir()
-    for source, target in ((one, aside), (other, one), (aside, other)):
-        source.rename(target)
-    aside.parent.rmdir()
-    shutil.copytree(root, tmp_path / "copy")
-    rebuild(tmp_path / "copy")
-    assert served(tmp_path / "copy") == whole
-    assert repair(plan_repair(root)).ok
-    assert served(root) == whole
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "batch"])
 @pytest.mark.parametrize("more", [-1, 0, 1, 3, 15])

@@ -66,9 +66,9 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
 
     A record that some broker stored without offsets stands nowhere, and so does one with more or fewer offsets than
-    names. An offset is trusted up to `queue_offset_limit`.
+    names; a name that is no light queue's has an empty one. An offset is trusted up to `queue_offset_limit`.
     """
-    names, offsets = _items(properties, _NAMES), _items(properties, _OFFSETS)
+    names, offsets = _pairs(properties)
     if len(names) != len(offsets):
         return [], [f"{len(names)} names, {len(offsets)} offsets"] if names and offsets else []
     places: list[Place] = []
@@ -88,12 +88,16 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
 def light_offset(properties: bytes, topic: str) -> int:
     """The queue offset that a stored record was given in a light queue; -1 when it names none there. RocketMQ may have
     put it at a smaller one."""
-    names, offsets = _items(properties, _NAMES), _items(properties, _OFFSETS)
+    names, offsets = _pairs(properties)
     text = offsets[names.index(topic)] if topic in names and len(names) == len(offsets) else ""
     return int(text) if _OFFSET.match(text) else -1
 
 
-def _items(properties: bytes, name: bytes) -> list[str]:
-    """What a stored property lists. As in Java, separators at the end separate nothing."""
-    text = find_property(properties, name)
-    return text.rstrip(SEPARATOR).split(SEPARATOR) if text else []
+def _pairs(properties: bytes) -> tuple[list[str], list[str]]:
+    """Names and offsets. As in Java, separators at the end separate nothing, but for the empty offset of a name."""
+    stored_names = (find_property(properties, _NAMES) or "").rstrip(SEPARATOR)
+    stored_offsets = find_property(properties, _OFFSETS) or ""
+    names, offsets = stored_names.split(SEPARATOR) if stored_names else [], stored_offsets.split(SEPARATOR)
+    while len(offsets) > len(names) and not offsets[-1]:
+        offsets.pop()
+    return names, offsets

@@ -262,7 +262,7 @@ def begins_of(
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
     doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log.files, partial(_record_at, log))}
-    return found, live_begins(doubtful, found.keys(), log.files, files.root, files.disk)
+    return found, live_begins(doubtful, {key: sound.get(key, []) for key in found}, log.files, files.root, files.disk)
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

@@ -215,8 +215,8 @@ def may_lead_to_deleted(
 
 
 def live_begins(
-    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Set[QueueKey], log: Sequence[MappedFile], root: Path,
-    disk: Disk,
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]],
+    log: Sequence[MappedFile], root: Path, disk: Disk,
 ) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
@@ -253,8 +253,9 @@ def live_begins(
 
 
 def _refuse_exchanged(
-    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Set[QueueKey], walk: "_Walk", log: Sequence[MappedFile]
-) -> None:
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]], walk: "_Walk",
+    log: Sequence[MappedFile],
+) -> None:  # fmt: skip
     """Raise `CorruptData` where the first units of two queues lead to each other's messages, or those of one to the
     messages of another that has no units, and the log does not tell where the messages of both begin: some expired, or
     they begin again. One unit alone does not say that the files were renamed: its record may have been changed."""
@@ -263,14 +264,17 @@ def _refuse_exchanged(
         (one[0], topic) for one, others in led.items() for them in others if one not in them for topic, _ in them
     )
     for one, others in led.items():
-        for other in others[0] if one not in others[0] else ():
-            is_exchanged = other in led and one in led[other][0] and other not in led[other][0]
-            has_none = other not in led and other not in known
-            has_moved = moved[one[0], other[0]] > 1 and all(other in them and one not in them for them in others)
-            is_renamed = has_none and has_moved
-            if not (is_exchanged or is_renamed):
+        for other in {*chain(*others)} - {one}:
+            units, has_none = queues.get(other) or known.get(other, ()), not queues.get(other) and other not in known
+            if not _leads(others, one, other) or not (units or (has_none and moved[one[0], other[0]] > 1)):
                 continue
-            if int(log[0].path.name) or _begin_again({one: queues[one], other: queues.get(other, [])}, log):
+            pair = _Walk(log, {one: queues[one], other: units})
+            is_exchanged = _leads([_queues_of(unit, pair) for unit in units], other, one)
+            is_renamed = has_none and all(other in keys and one not in keys for keys in others)
+            begins_again = any(
+                after.begin < before.end for own in pair.of_queue.values() for before, after in pairwise(own)
+            )
+            if (is_exchanged or is_renamed) and (begins_again or int(log[0].path.name)):
                 done, step = ("exchanged with", "exchange") if is_exchanged else ("renamed to those of", "rename")
                 raise CorruptData(
                     f"the files of queue {other[0]}/{other[1]} were {done} {one[0]}/{one[1]}, by what their units lead "
@@ -279,10 +283,11 @@ def _refuse_exchanged(
                 )
 
 
-def _begin_again(queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile]) -> bool:
-    """Whether the log has records of one of the queues whose queue offsets records before them have, or larger ones."""
-    records = _Walk(log, queues).of_queue.values()
-    return any(after.begin < before.end for own in records for before, after in pairwise(own))
+def _leads(units: Sequence[Sequence[QueueKey]], one: QueueKey, other: QueueKey) -> bool:
+    """Whether the first unit of a queue leads to a message of the other one, or more of them do than to its own."""
+    return any(other in keys and one not in keys for keys in units[:1]) or (
+        sum((other in keys) - (one in keys) for keys in units) > 0
+    )
 
 
 def _queues_of(unit: LiveUnit, walk: "_Walk") -> list[QueueKey]:

@@ -102,7 +102,7 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
         steps = {later - start for start, later in pairwise(sorted({start for start, _ in files}))}
         is_told = usual in (*steps, _DEFAULTS[name]) or (usual > given and given not in steps)
         if name in noted:
-            is_told = usual == noted[name] or usual in steps
+            is_told = usual == noted[name] or (name == _LOG and usual in steps)
             if files and given not in (noted[name], *steps, *(() if usual else sizes)):  # a single file may be too long
                 usual, is_told = noted[name], True
         if is_told and _is_allowed(name, usual):

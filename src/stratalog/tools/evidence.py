@@ -512,7 +512,7 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                         else:
                             doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
-        found |= live_begins(doubtful, found.keys(), log, root, disk)
+        found |= live_begins(doubtful, sound, log, root, disk)
     return found | noted_begins(root, disk)
 
 
