@@ -387,8 +387,9 @@ class Judge:
                 if not self._gaps_at(offset, own):
                     continue
                 found = [claim for claim in self._from_holes(offset, own) if claim.key != queue.key]
-                if not is_alone or queue.has_units:  # the end of another queue is no hole
-                    found = [c for c in found if self._evidence.queue(*c.key).room_at(offset)[1] is not None]
+                if not is_alone or queue.has_units:  # more messages were lost in a larger hole; an end is none
+                    rooms = [self._evidence.queue(*claim.key).room_at(offset) for claim in found]
+                    found = [c for c, room in zip(found, rooms, strict=True) if room == (c.queue_offset, c.end)]
                 if len(found) == 1 and self._propose(offset, size, found, None, is_damaged=False):
                     queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
                     queue.lost_numbers = [] if is_alone else queue.lost_numbers
