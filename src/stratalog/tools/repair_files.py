@@ -5,6 +5,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from stratalog.errors import CorruptData
 from stratalog.layout.names import (
     ABORT,
@@ -16,7 +18,7 @@ from stratalog.layout.names import (
 )
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.tools.repair_actions import Action
-from stratalog.tools.survey import CUT, MISSING
+from stratalog.tools.survey import CUT, MISSING, survey_file
 from stratalog.tools.verify_files import BACKUP, config_directories, config_fault, config_files, left_over
 
 
@@ -35,7 +37,7 @@ def plan_files(
     }
     starts = [int(name) for name in files]
     is_shown = file_size in files.values() or any(start + file_size in starts for start in starts)
-    is_known = is_shown or is_noted or (is_given and max(files.values(), default=0) < 2 * file_size)
+    is_known = is_shown or is_noted or is_given
     expected: int | None = None
     for name, size in files.items():
         start, path = int(name), f"{COMMIT_LOG}/{name}"
@@ -43,7 +45,7 @@ def plan_files(
             actions.append(Action("create", f"{COMMIT_LOG}/{offset_name(expected)}", size=file_size, reason=MISSING))
             expected += file_size
         expected = start + file_size
-        if size > file_size and (not is_known or (not is_shown and _has_bytes(root / path, file_size, disk))):
+        if size > file_size and (not is_known or (not is_shown and _ends_after(file_size, root / path, disk))):
             step = f"give mapped_file_size_commit_log{f', or remove {root / SIZES} if it is wrong' if is_noted else ''}"
             raise CorruptData(f"the file has {size:,} bytes, not {file_size:,}: {step}", path=str(root / path))
         if size > file_size:
@@ -56,10 +58,10 @@ def plan_files(
     return [*actions, *config_actions, *_leftovers(root, disk)], unmended
 
 
-def _has_bytes(path: Path, begin: int, disk: PrivateDisk) -> bool:
-    """Whether a file holds other bytes than zeros from a position on."""
-    mapped = disk.map(path)
-    return bool(mapped.view[begin : mapped.data_end].any())
+def _ends_after(position: int, path: Path, disk: PrivateDisk) -> bool:
+    """Whether a whole record of a log file ends after a position."""
+    found = survey_file(path, int(path.name), disk, file_size=path.stat().st_size, may_be_torn=False)
+    return bool(np.any(found.positions + found.sizes > position))
 
 
 def _strays(root: Path, file_size: int) -> Iterator[Action]:
