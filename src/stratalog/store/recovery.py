@@ -28,6 +28,9 @@ The files as a whole are in one of these states; what is refused is refused befo
       file written to its end
     no log, but queues with messages             refused
     the log ends before what was durable once    refused: a part of it was taken away
+    queue files that were exchanged or renamed,  refused: put back they tell it (`queue_begin`)
+      where the log does not tell where the
+      queues begin
     a queue that does not find its newest        all queues and the index are built again
       messages; fewer units or index items
       than the seal says; a queue file missing
