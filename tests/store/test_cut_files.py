@@ -2,6 +2,7 @@
 is kept."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,34 @@ def test_files_without_their_trailing_zeros_lose_nothing(
         (tmp_path / ABORT).touch()
     assert not check_repair(tmp_path, given, before, 0)
     assert {path: path.read_bytes() for path in log} == log
+
+
+@pytest.mark.one_in(24)
+@pytest.mark.parametrize("kept", range(300, 390))
+@pytest.mark.parametrize("file", [0, 1, -1])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_a_repair_of_a_cut_file_that_was_stopped_goes_on_with_the_same_losses(
+    kind: Kind, file: int, kept: int, tmp_path: Path
+) -> None:
+    """Wherever it stops, zeros make no record look whole of which a part was lost."""
+    root, settings = tmp_path / "store", settings_of(kind)
+    content = kind.made(root, count=150)
+    os.truncate(sorted((root / "commitlog").iterdir())[file], kept)
+    steps: list[str] = []
+    repair(plan_repair(root, settings=settings), to=tmp_path / "whole", step=steps.append)
+    with kind.open(tmp_path / "whole", mode="r") as store:
+        served = {key: read_on(store.queue(*key))[0] for key in kind.queues}
+    assert all(served[key].items() <= content.queues[key].items() for key in kind.queues)
+    for stop in range(1, len(steps) - 1):
+        copy, left = tmp_path / f"stopped {stop}", iter(range(stop))
+        shutil.copytree(root, copy)
+        with pytest.raises(StopIteration):
+            repair(plan_repair(copy, settings=settings), step=lambda _, left=left: next(left))  # type: ignore[misc]
+        assert repair(plan_repair(copy, settings=settings)).ok
+        with kind.open(copy, mode="r") as store:
+            for key in kind.queues:
+                assert read_on(store.queue(*key))[0] == served[key]
+        shutil.rmtree(copy)
 
 
 @pytest.mark.one_in(8)

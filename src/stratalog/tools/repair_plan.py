@@ -254,8 +254,9 @@ def log_stamps(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def _keep_what_is_written_to(file_actions: list[Action], plan: RepairPlan) -> list[Action]:
-    """Sizes first, then content. An empty last file goes, unless placeholders come into it: then it gets its size; and
-    so does one that is not there yet."""
+    """Files that are missing first, then content; a file that was cut gets its size after that: zeros that followed a
+    record of which a part was lost could make it look whole, if the repair does not come to its end. An empty last file
+    goes, unless placeholders come into it: then it gets its size; and so does one that is not there yet."""
     needed = {action.path for action in plan.actions if action.kind in ("cover", "cut", "mend")}
     full_size = plan.settings.commit_log_file_size
     actions = [
@@ -267,7 +268,8 @@ def _keep_what_is_written_to(file_actions: list[Action], plan: RepairPlan) -> li
     made = {action.path for action in actions if action.kind in ("create", "extend")}
     there = {f"{COMMIT_LOG}/{name}" for name, (size, _) in plan.stamps.items() if size}
     actions += [Action("create", path, size=full_size, reason=TAIL) for path in sorted(needed - made - there)]
-    return [*actions, *plan.actions]
+    cut = [action for action in actions if action.kind == "extend" and action.position]
+    return [*(action for action in actions if action not in cut), *plan.actions, *cut]
 
 
 @dataclass(slots=True)
