@@ -3,6 +3,7 @@ is kept."""
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import stratalog
 from store.kinds import BATCH, KINDS, LIGHT_KIND, PLAIN, SIZES, Content, Kind, read_on
 from store.model import QUIET, Clock
-from store.test_recreated_topics import STATES, settings_of
+from store.test_recreated_topics import STATES, settings_of, unseal
 from stratalog.config.settings import StoreSettings
+from stratalog.errors import CorruptData
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.layout.names import ABORT
@@ -173,5 +175,47 @@ def test_what_follows_a_log_file_of_full_size_is_trimmed(
     assert repair(plan).ok
     assert files[at].read_bytes() == data
     with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            assert read_on(store.queue(*key)) == (content.queues[key], [], set())
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("taken", [1, 20, 40, 100, 101, 102, 103, 104, 105, 106, 1000])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_the_only_log_file_is_not_taken_for_one_of_another_size_if_a_record_runs_past_its_end(
+    kind: Kind, taken: int, tmp_path: Path
+) -> None:
+    """So many bytes of the records were cut off, and nothing else tells the size."""
+    content = kind.made(tmp_path, count=20)
+    unseal(tmp_path)
+    (tmp_path / "file-sizes.json").unlink()
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    os.truncate(path, len(path.read_bytes().rstrip(b"\0")) - taken)
+    given = settings_of(kind)
+    for open_store in (
+        lambda: plan_repair(tmp_path, settings=replace(given, mapped_file_size_commit_log=None)),
+        lambda: kind.open(tmp_path, mapped_file_size_commit_log=None),
+    ):
+        with pytest.raises(CorruptData, match=r"the file was cut.*give mapped_file_size_commit_log"):
+            open_store()
+    assert repair(plan_repair(tmp_path, settings=given)).ok
+    assert path.stat().st_size == SIZES["mapped_file_size_commit_log"]
+    with kind.open(tmp_path, mode="r") as store:
+        for key in kind.queues:
+            assert read_on(store.queue(*key))[0].items() <= content.queues[key].items()
+
+
+@pytest.mark.parametrize("more", [1, 100])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_the_only_log_file_is_trimmed_to_the_size_that_is_given(kind: Kind, more: int, tmp_path: Path) -> None:
+    content = kind.made(tmp_path, count=20)
+    unseal(tmp_path)
+    (tmp_path / "file-sizes.json").unlink()
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    os.truncate(path, path.stat().st_size + more)
+    with pytest.raises(CorruptData, match="--set=mapped_file_size_commit_log=16384` mends it"):
+        kind.open(tmp_path)
+    assert repair(plan_repair(tmp_path, settings=settings_of(kind))).ok
+    with kind.open(tmp_path) as store:
         for key in kind.queues:
             assert read_on(store.queue(*key)) == (content.queues[key], [], set())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData, command
 from stratalog.helpers import thread_pool
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
-from stratalog.layout.message import BLANK, FIXED_SIZE_V1, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
+from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.disk import MappedFile, PrivateDisk
@@ -347,6 +347,12 @@ def newest_before(file: MappedFile, position: int, base_offset: int) -> int:
     return newest
 
 
+def ends_after(file: MappedFile, position: int) -> bool:
+    """Whether a whole record of a log file ends after a position."""
+    newest = newest_before(file, file.size, int(file.path.name))
+    return newest >= 0 and newest + HEAD.unpack(file.view.data, newest).total_size > position
+
+
 def _stored_ms(file: MappedFile, position: int) -> int:
     return decode_record(file.view.data, position, verify=False).store_timestamp
 
@@ -464,19 +470,28 @@ def _place_of(file: MappedFile) -> int | None:
 
 
 def _check_not_cut(log: CommitLog, file: MappedFile, position: int) -> None:
-    """A record that claims to go past its file's end was written into a longer file: the file has been cut."""
-    if file.size - position < FIXED_SIZE_V1:
-        return
+    """Of a log that is one file, whose size nothing else may tell."""
+    if len(log.files) == 1 and runs_past_end(file, position):
+        raise CorruptData(cut_text(file), path=str(file.path), position=position)
+
+
+def cut_text(file: MappedFile) -> str:
+    """What to do about the only file of a log in which a record runs past the end."""
+    return (
+        f"a record begins here and runs past the file's end, at {file.size:,} bytes: the file was cut. Restore it, or "
+        "give mapped_file_size_commit_log as the store was written with, and run "
+        f"{command('repair', file.path.parent.parent)}: whole records are kept"
+    )
+
+
+def runs_past_end(file: MappedFile, position: int) -> bool:
+    """Whether a record that begins there claims to go past its file's end, or has no room for its head: it was written
+    into a longer file."""
+    if file.size - position < HEAD.size:
+        return bool(file.view[position:].any()) and not closes_file(file, position, int(file.path.name))
     head = HEAD.unpack(file.view.data, position)
-    base = int(file.path.name)
-    plausible = head.magic in (MAGIC_V1, MAGIC_V2) and head.commit_log_offset == base + position
-    if plausible and position + head.total_size + BLANK.size > file.size and len(log.files) == 1:
-        raise CorruptData(
-            f"a record of {head.total_size:,} bytes begins here but the file ends after {file.size:,}: it was cut. "
-            "Restore it, or extend it with zeros to its full size (truncate -s) and open again: whole records are kept",
-            path=str(file.path),
-            position=position,
-        )
+    plausible = head.magic in (MAGIC_V1, MAGIC_V2) and head.commit_log_offset == int(file.path.name) + position
+    return plausible and position + head.total_size + BLANK.size > file.size
 
 
 def written_end(file: MappedFile, position: int) -> int:

@@ -5,8 +5,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from stratalog.errors import CorruptData
 from stratalog.layout.names import (
     ABORT,
@@ -17,6 +15,7 @@ from stratalog.layout.names import (
     offset_of,
 )
 from stratalog.store.disk import UNFINISHED, PrivateDisk
+from stratalog.store.log_scan import cut_text, ends_after, runs_past_end
 from stratalog.tools.repair_actions import Action
 from stratalog.tools.survey import CUT, MISSING, survey_file
 from stratalog.tools.verify_files import BACKUP, config_directories, config_fault, config_files, left_over
@@ -35,6 +34,8 @@ def plan_files(
         for name, size in disk.files(root / COMMIT_LOG).items()
         if (start := offset_of(name)) is not None and not start % file_size
     }
+    if len(files) == 1 and not (is_given or is_noted):
+        _refuse_cut(root / COMMIT_LOG / next(iter(files)), disk)
     starts = [int(name) for name in files]
     is_shown = file_size in files.values() or any(start + file_size in starts for start in starts)
     is_known = is_shown or is_noted or is_given
@@ -45,7 +46,7 @@ def plan_files(
             actions.append(Action("create", f"{COMMIT_LOG}/{offset_name(expected)}", size=file_size, reason=MISSING))
             expected += file_size
         expected = start + file_size
-        if size > file_size and (not is_known or (not is_shown and _ends_after(file_size, root / path, disk))):
+        if size > file_size and (not is_known or (not is_shown and ends_after(disk.map(root / path), file_size))):
             step = f"give mapped_file_size_commit_log{f', or remove {root / SIZES} if it is wrong' if is_noted else ''}"
             raise CorruptData(f"the file has {size:,} bytes, not {file_size:,}: {step}", path=str(root / path))
         if size > file_size:
@@ -58,10 +59,11 @@ def plan_files(
     return [*actions, *config_actions, *_leftovers(root, disk)], unmended
 
 
-def _ends_after(position: int, path: Path, disk: PrivateDisk) -> bool:
-    """Whether a whole record of a log file ends after a position."""
+def _refuse_cut(path: Path, disk: PrivateDisk) -> None:
+    """Raise `CorruptData` for the only file of a log if its size is not the one that it was written with."""
     found = survey_file(path, int(path.name), disk, file_size=path.stat().st_size, may_be_torn=False)
-    return bool(np.any(found.positions + found.sizes > position))
+    if found.file and runs_past_end(found.file, found.end):
+        raise CorruptData(cut_text(found.file), path=str(path), position=found.end)
 
 
 def _strays(root: Path, file_size: int) -> Iterator[Action]:
