@@ -230,6 +230,14 @@ def exchange_with_other(kind: Kind, root: Path) -> None:
     _exchange(own, other, root / "aside")
 
 
+def rotate(kind: Kind, root: Path) -> None:
+    """Three of them; three times are none."""
+    one, two = (kind.directory(root, key) for key in kind.queues)
+    _exchange(one, two, root / "aside")
+    if kind is not BATCH:
+        _exchange(two, root / "consumequeue" / "other" / "0", root / "aside")
+
+
 def _rename(one: Path, other: Path) -> None:
     source, target = (one, other) if one.exists() else (other, one)
     source.rename(target)
@@ -253,7 +261,7 @@ def put_more(kind: Kind, root: Path) -> None:
 @pytest.mark.one_in(22)
 @pytest.mark.parametrize("command", [*PATHS, "put"])
 @pytest.mark.parametrize("state", [state for state in STATES if state not in ("index gone", "a queue gone")])
-@pytest.mark.parametrize("damage", [exchange, exchange_with_other, rename_queue, rename_topic])
+@pytest.mark.parametrize("damage", [exchange, exchange_with_other, rotate, rename_queue, rename_topic])
 @pytest.mark.parametrize("count", [2, 4, FEWER, MORE])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
@@ -271,7 +279,8 @@ def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
     if command != "read":
         with pytest.raises(CorruptData, match=r"(exchange|rename) them back"):
             {**PATHS, "put": put_more}[command](kind, tmp_path)
-    damage(kind, tmp_path)
+    for _ in range(2 if damage is rotate and kind is not BATCH else 1):
+        damage(kind, tmp_path)
     check(kind, tmp_path, content, OLD + count)
     assert verify(tmp_path, settings=settings_of(kind)).ok
 
@@ -279,7 +288,7 @@ def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("command", ["opened", "rebuilt", "repaired", "put"])
 @pytest.mark.parametrize("state", ["closed by RocketMQ", "killed"])
-@pytest.mark.parametrize("damage", [exchange, exchange_with_other, rename_queue, rename_topic])
+@pytest.mark.parametrize("damage", [exchange, exchange_with_other, rotate, rename_queue, rename_topic])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_exchanged_or_renamed_queues_of_which_messages_expired_are_refused(
     tmp_path: Path, kind: Kind, damage: Callable[[Kind, Path], None], state: str, command: str
@@ -293,7 +302,8 @@ def test_exchanged_or_renamed_queues_of_which_messages_expired_are_refused(
     damage(kind, tmp_path)
     with pytest.raises(CorruptData, match=r"(exchange|rename) them back"):
         {**PATHS, "put": put_more}[command](kind, tmp_path)
-    damage(kind, tmp_path)
+    for _ in range(2 if damage is rotate and kind is not BATCH else 1):
+        damage(kind, tmp_path)
     with kind.open(tmp_path, mode="r") as store:
         for key in kind.queues:
             live = {number: one for number, one in content.queues[key].items() if one.commit_log_offset >= begin}

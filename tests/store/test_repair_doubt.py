@@ -688,6 +688,21 @@ def test_a_log_file_of_another_store_is_told_from_damage(kind: Kind, begin: int,
         shutil.rmtree(copy)
 
 
+def test_after_retention_queues_are_not_to_be_moved_away(tmp_path: Path) -> None:
+    """They alone tell where a queue ends whose messages all expired."""
+    root, other = tmp_path / "store", tmp_path / "other"
+    PLAIN.made(root, count=240)
+    with PLAIN.open(other) as store:
+        PLAIN.fill(store, Content(), begin=7, count=240)
+    first, *_, last = sorted((root / "commitlog").iterdir())
+    shutil.copyfile(other / "commitlog" / last.name, last)
+    first.unlink()
+    with pytest.raises(CorruptData, match="of another store") as refused:
+        plan_repair(root)
+    assert "exchange them back" in str(refused.value)
+    assert "away" not in str(refused.value)
+
+
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_a_log_file_of_another_store_with_messages_of_one_size(count: int, tmp_path: Path) -> None:
     roots = tmp_path / "store", tmp_path / "other"

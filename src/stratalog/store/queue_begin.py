@@ -256,8 +256,8 @@ def _refuse_exchanged(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]], walk: "_Walk",
     log: Sequence[MappedFile],
 ) -> None:  # fmt: skip
-    """Raise `CorruptData` where the first units of two queues lead to each other's messages, or those of one to the
-    messages of another that has no units, and the log does not tell where the messages of both begin: some expired, or
+    """Raise `CorruptData` where the first units of a queue lead to the messages of another one whose own units lead
+    elsewhere, or that has no units, and the log does not tell where the messages of both begin: some expired, or
     they begin again. One unit alone does not say that the files were renamed: its record may have been changed."""
     led = {key: [_queues_of(unit, walk) for unit in units] for key, units in queues.items() if units}
     moved = Counter(
@@ -269,7 +269,8 @@ def _refuse_exchanged(
             if not _leads(others, one, other) or not (units or (has_none and moved[one[0], other[0]] > 1)):
                 continue
             pair = _Walk(log, {one: queues[one], other: units})
-            is_exchanged = _leads([_queues_of(unit, pair) for unit in units], other, one)
+            theirs = [_queues_of(unit, pair) for unit in units]
+            is_exchanged = any(_leads(theirs, other, third) for third in {*chain(*theirs)} - {other})
             is_renamed = has_none and all(other in keys and one not in keys for keys in others)
             begins_again = any(
                 after.begin < before.end for own in pair.of_queue.values() for before, after in pairwise(own)

@@ -450,7 +450,7 @@ class _LogPlan:
                 )
 
     def _exchanged_step(self, evidence: Evidence) -> str:
-        if evidence.has_deleted:
+        if evidence.has_deleted or self._plan.report.log_begin:  # only units tell where empty queues end
             return f"exchange them back. {ONLY_UNITS_TELL}"
         trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._plan.root / tree).is_dir()]
         return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
