@@ -549,6 +549,9 @@ class MessageStore(Uncopied):
         list), `uniqueKey`, `flag`, `bornTimestamp` (timestamp or ms; null means now). Any other column that the Spark
         source does not know becomes a property of its name and must hold text.
 
+        The rows of a batch stand one after another. Between two batches of a table messages of other threads may stand,
+        and are counted into its ranges: give `table.combine_chunks()` where others put to the same queues.
+
         Rows are checked, and room is made for them, batch by batch before the first is written: only a failed flush can
         end the put within a batch. Every error says how many rows of the table were put before it (`put_count`).
         """
