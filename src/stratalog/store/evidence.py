@@ -85,10 +85,11 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
         answers = [_finds_its_messages(log, queue, begin) for queue in asked]
         if False in answers and True not in answers and not _was_repaired(log, begin):
             raise CorruptData(
-                f"the file is of another store than the queues: it begins with offset {record.queue_offset:,} of "
-                f"{_topic_of(record)}/{record.queue_id}, and what the queues find in it are other messages. Put the "
-                "right file back; if it is the queues' directories that were exchanged, exchange them back: "
-                f"{command('repair', log.directory.parent)} says whether they can be built again from the log instead",
+                f"the queues' units lead to other messages than the file has, which begins with offset "
+                f"{record.queue_offset:,} of {_topic_of(record)}/{record.queue_id}: directories of queues were renamed "
+                "or exchanged, or the file is of another store. Rename or exchange them back, or put the right file "
+                f"back; {command('repair', log.directory.parent)} says whether queues can be built again from the log "
+                "instead",
                 path=str(file.path),
                 position=0,
             )

@@ -443,9 +443,9 @@ class _LogPlan:
             is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
             if (led > 1 and queued > 1 and not evidence.agreed_in[number]) or is_shifted:
                 raise CorruptData(
-                    f"the file is of another store than the queues: {sum(missed) if is_shifted else led:,} units that "
-                    "lead into it do not find their messages. Put the right file back; if files or directories of "
-                    f"queues were exchanged, {self._exchanged_step(evidence)}",
+                    f"{sum(missed) if is_shifted else led:,} queue units that lead into this file do not match its "
+                    "records: the file is of another store, or files or directories of queues were exchanged. Put the "
+                    f"right file back; if it is the queues, {self._exchanged_step(evidence)}",
                     path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
                 )
 
