@@ -101,3 +101,12 @@ def _pairs(properties: bytes) -> tuple[list[str], list[str]]:
     while len(offsets) > len(names) and not offsets[-1]:
         offsets.pop()
     return names, offsets
+
+
+def holds_nearly(properties: bytes, name: str) -> bool:
+    """Whether a light queue's name stands anywhere in properties, but for one byte."""
+    wanted = name.encode("utf-8", "surrogateescape")
+    return any(
+        sum(one != other for one, other in zip(wanted, properties[at : at + len(wanted)], strict=True)) <= 1
+        for at in range(len(properties) - len(wanted) + 1)
+    )

@@ -18,8 +18,16 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
-from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, SEPARATOR, is_light, light_offset, light_places
-from stratalog.layout.message import FIXED_SIZE_V1, HEAD, Record, decode_record
+from stratalog.layout.light import (
+    LIGHT_QUEUE_ID,
+    MULTI_DISPATCH,
+    SEPARATOR,
+    holds_nearly,
+    is_light,
+    light_offset,
+    light_places,
+)
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import PREPARED, find_property
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
@@ -58,12 +66,14 @@ class LiveUnit(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A record of one queue: its log offset and size, and the queue offsets [begin, end) that it has."""
+    """A record of one queue: its log offset and size, and the queue offsets [begin, end) that it has. A repair made it
+    where `is_repaired`."""
 
     commit_log_offset: int
     size: int
     begin: int
     end: int
+    is_repaired: bool
 
 
 def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
@@ -241,7 +251,10 @@ def live_begins(
     led = _led(chain(*deleted.values()), root, disk)
     for key in [key for key, places in deleted.items() if not any(led[place] for place in places)]:
         counting[key][0] = False
-    changed = [key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, asked.keys())]
+    led_to = {key: {unit.commit_log_offset for unit in units} for key, units in known.items() if key not in asked}
+    changed = [
+        key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, asked.keys(), led_to)
+    ]
     for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
     for key, units in asked.items():
@@ -273,8 +286,9 @@ def _refuse_exchanged(
             is_exchanged = any(_leads(theirs, other, third) for third in {*chain(*theirs)} - {other})
             is_renamed = has_none and all(other in keys and one not in keys for keys in others)
             begins_again = any(
-                after.begin < before.end for own in pair.of_queue.values() for before, after in pairwise(own)
-            )
+                after.begin < before.end and not after.is_repaired
+                for own in pair.of_queue.values() for before, after in pairwise(own)
+            )  # fmt: skip
             if (is_exchanged or is_renamed) and (begins_again or int(log[0].path.name)):
                 done, step = ("exchanged with", "exchange") if is_exchanged else ("renamed to those of", "rename")
                 raise CorruptData(
@@ -383,12 +397,13 @@ def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
 
 
 def _may_be_changed(
-    key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk", doubtful: Set[QueueKey]
+    key: QueueKey, units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk", doubtful: Set[QueueKey],
+    led_to: Mapping[QueueKey, Set[int]],
 ) -> bool:  # fmt: skip
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
     changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
     there, without a record of the first one's place in between, or there is none, and the record does not go on from
-    those before it."""
+    those before it. `led_to` are log offsets in the first units of queues of which the begin is known."""
     unit = units[0] if units else None
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
@@ -397,9 +412,12 @@ def _may_be_changed(
     if not enters_queue(record.sys_flag) and (is_prepared or not _names(record, *key, unit.queue_offset)):
         return False
     named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
+    if is_light(key[0]) and not holds_nearly(record.properties, key[0]):
+        return False
     if named and key[0] not in named:
         is_other = any((name, LIGHT_QUEUE_ID) in doubtful for name in named)  # exchanged ones share what follows
-        if is_other or not (walk.of_queue[key] and _names_one_bit_off(record, key[0])):
+        right = {name for name in named if unit.commit_log_offset in led_to.get((name, LIGHT_QUEUE_ID), ())}
+        if is_other or not (walk.of_queue[key] and _names_one_bit_off(record, key[0], right)):
             return False  # no other record names it: it may have been renamed
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
@@ -409,8 +427,8 @@ def _may_be_changed(
     return not before or not has_place(record, *key, before[-1].end)
 
 
-def _names_one_bit_off(record: Record, name: str) -> bool:
-    """Whether one bit of a light queue's name was flipped in a record that names it."""
+def _names_one_bit_off(record: Record, name: str, right: Set[str]) -> bool:
+    """Whether one bit of a light queue's name was flipped in a record that names it; not in the `right` names."""
     names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").split(SEPARATOR)
     return any(
         "\ufffd" in other  # a bit that makes it no text
@@ -418,8 +436,8 @@ def _names_one_bit_off(record: Record, name: str) -> bool:
             len(other) == len(name)
             and sum((ord(a) ^ ord(b)).bit_count() for a, b in zip(other, name, strict=True)) == 1
         )
-        for other in names
-    )
+        for other in names if other not in right
+    )  # fmt: skip
 
 
 def _without_led(
@@ -547,12 +565,12 @@ class _Walk:
             record = decode_record(file.view.data, position, verify=False)
             if not enters_queue(record.sys_flag):
                 continue
-            own = record.topic.decode(errors="replace"), record.queue_id
+            own, stored = (record.topic.decode(errors="replace"), record.queue_id), (base + position, record.total_size)
+            is_repaired = record.flag == LOST_FLAG
             if own in self._keys:
-                count = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
-                place = _Record(base + position, record.total_size, record.queue_offset, record.queue_offset + count)
-                self.of_queue[own].append(place)
+                begin = record.queue_offset
+                end = begin + batch_size_of(record.sys_flag, record.properties, begin)[0]
+                self.of_queue[own].append(_Record(*stored, begin, end, is_repaired))
             for name, number in light_places(record.properties, base + position)[0] if self._has_light else ():
                 if (name, LIGHT_QUEUE_ID) in self._keys:
-                    place = _Record(base + position, record.total_size, number, number + 1)
-                    self.of_queue[name, LIGHT_QUEUE_ID].append(place)
+                    self.of_queue[name, LIGHT_QUEUE_ID].append(_Record(*stored, number, number + 1, is_repaired))
