@@ -438,12 +438,24 @@ class Evidence:
         trusted = ~agrees & (other <= np.maximum(agreeing, 1))[files]
         trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
+        trusted &= not (is_light(queue.key[0]) and self._are_of_another(queue, numbers, offsets, sizes, agrees))
         trust = agreeing - other
         for number, offset, size, count, file in zip(
             *(column[trusted].tolist() for column in (numbers, offsets, sizes, counts, files)), strict=True
         ):
             claim = Claim(*queue.key, number, size, count, (int(trust[file]), int(trust.sum())))
             claims[offset].append(claim)
+
+    def _are_of_another(
+        self, queue: QueueEvidence, numbers: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
+        agrees: NDArray[np.bool_],
+    ) -> bool:  # fmt: skip
+        """Whether the units of a light queue are another queue's: one wrong byte in a record explains that a unit leads
+        to it, or no longer does, but not that they find two messages elsewhere."""
+        is_named = np.isin(offsets, queue.offsets)
+        foreign = offsets[~is_named & self._has_size(offsets, sizes)]
+        refuted = queue.offsets[~queue.supported & np.isin(queue.numbers, numbers)] if len(foreign) else foreign
+        return len({*foreign.tolist(), *refuted.tolist()}) > 1
 
     @staticmethod
     def _support(

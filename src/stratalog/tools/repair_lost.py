@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stratalog.errors import CorruptData
-from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, holds_nearly, is_light, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
 from stratalog.layout.names import is_topic
 from stratalog.layout.sysflag import KNOWN_MASK, enters_queue
@@ -295,10 +295,14 @@ class Judge:
         return record is not None and len(self._from_holes(offset, claim_of(record))) == 1
 
     def _is_misplaced(self, offset: int, claim: Claim) -> bool:
-        """Whether a unit of a light queue, alone in its file, leads to a whole record that fits in where it says."""
+        """Whether a unit of a light queue leads to a whole record that cannot have named it or, alone in its file, to
+        one that fits in where it says."""
         if claim.queue_id == LIGHT_QUEUE_ID and self._evidence.begins.get(claim.key) == (claim.queue_offset, offset):
             return False
-        record = read_record(self._read(offset, claim.size)) if claim.trust[0] < 0 else None
+        record = read_record(self._read(offset, claim.size))
+        if record and record.commit_log_offset == offset and not holds_nearly(record.properties, claim.topic):
+            return True
+        record = record if claim.trust[0] < 0 else None
         own = [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.properties, offset)[0]] if record else []
         return bool(own) and claim.key not in own and all(offset in self._evidence.queue(*key).offsets for key in own)
 
