@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, PLAIN, PUTS, SIZES, Content, Kind, read_on
+from store.kinds import BATCH, EXTENDED, LIGHT_KIND, PLAIN, PUTS, QUEUE_FILE_UNITS, SIZES, Content, Kind, read_on
 from store.model import Clock, crash_copy
-from store.test_changed_identity import Reports, change
-from store.test_recreated_topics import STATES, settings_of
+from store.test_changed_identity import FIELDS, STEPS, Reports, change, check
+from store.test_recreated_topics import STATES, killed, settings_of, unseal
 from stratalog.layout.message import FIXED_SIZE_V1
+from stratalog.layout.names import ABORT
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -193,3 +194,25 @@ def test_a_queue_that_grew_before_a_kill_has_not_grown_since_a_clean_stop(
     getattr(reports, road)(kind, root)
     reports.opened(kind, root)
     assert not any("last clean stop" in text for text in reports.texts)
+
+
+@pytest.mark.one_in(160)
+@pytest.mark.parametrize("steps", ["rebuild", "open, rebuild"])
+@pytest.mark.parametrize("stopped", ["closed", "closed by RocketMQ", "killed", "killed by RocketMQ"])
+@pytest.mark.parametrize("unit", range(QUEUE_FILE_UNITS))
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_after_retention_the_first_message_is_served_in_its_place_or_named_wherever_its_unit_is_in_its_file(
+    kind: Kind, field: str, unit: int, stopped: str, steps: str, tmp_path: Path
+) -> None:
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, gone_count=2 * (QUEUE_FILE_UNITS + unit), live_count=2 * QUEUE_FILE_UNITS)
+    place = next(iter(content.queues[key].values())).commit_log_offset
+    change(root, place, field)
+    if "RocketMQ" in stopped:
+        (unseal if stopped.startswith("closed") else killed)(root)
+    elif stopped == "killed":
+        (root / ABORT).touch()
+    reports = Reports()
+    STEPS[steps](reports, kind, root, key)
+    check(kind, root, content, place, reports)

@@ -309,12 +309,12 @@ def _joined(pieces: list[Led]) -> Led:
 def _contradicts(piece: Led, now: Led, led: Offsets) -> bool:
     """Whether units lead elsewhere than the queue does now at over a quarter of the queue offsets that both have, and
     at more than one unless that is all: two light queues can share half of their messages. Where they have none in
-    common, whether they lead to more records that other queues have now (of all that are `led` to) than to the queue's
-    own."""
+    common, whether they lead to more than one record that other queues have now (of all that are `led` to), and to more
+    than to the queue's own."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
     if not len(mine):
         is_own = _is_among(piece[1], np.sort(now[1]))
-        return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > int(np.count_nonzero(is_own))
+        return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > max(1, int(np.count_nonzero(is_own)))
     other_count = int(np.count_nonzero(piece[1][mine] != now[1][there]))
     if len(mine) == 1:  # it may be a single message that went elsewhere in its queue
         return bool(other_count) and not bool(_is_among(piece[1], np.sort(now[1])).any())
