@@ -19,6 +19,7 @@ from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.light import MULTI_DISPATCH
+from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
@@ -1044,6 +1045,38 @@ def test_a_first_message_that_names_no_light_queue_any_more_brings_no_deleted_on
     )
     assert found.get(0) in (None, content.queues[key][0])
     assert "repaired" not in road or 0 in found or (key, 0) in reports.stated
+
+
+@pytest.mark.one_in(160)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("size", [100, 250, 512])
+@pytest.mark.parametrize("tail", [0, 4, 12, 40])
+@pytest.mark.parametrize("value", [b"x", b"\xff", b"\0"])
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_damage_from_the_end_of_the_first_message_on_is_repaired_and_its_losses_are_named(
+    kind: Kind, left: int, value: bytes, tail: int, size: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """The first message may name its place no more, and the second one be lost. So many messages of the first topic are
+    `left` by retention; 0: it took none."""
+    root, key = tmp_path / "store", kind.queues[0]
+    content = expired(kind, root, FEWER, left=2 * left) if left else made(kind, root, FEWER)
+    first = content.queues[key][0].commit_log_offset
+    path = root / "commitlog" / f"{first - first % SIZES['mapped_file_size_commit_log']:020d}"
+    data, position = bytearray(path.read_bytes()), first % SIZES["mapped_file_size_commit_log"]
+    begin = position + HEAD.unpack(data, position).total_size - tail
+    data[begin : begin + size] = value * size
+    path.write_bytes(data)
+    STATES[state](root)
+    reports = walked(kind, root, road)
+    assert verify(root, settings=settings_of(kind)).ok
+    with kind.open(root, mode="r") as store:
+        for queue in kind.queues:
+            found, expected = read_on(store.queue(*queue))[0], content.queues[queue]
+            assert all((queue, number) in reports.stated for number in expected if number not in found)
+            for number, known in found.items():
+                assert known.commit_log_offset == first or known == expected[number]
 
 
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])

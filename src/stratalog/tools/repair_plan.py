@@ -61,7 +61,7 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_step
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, written_units
+from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, has_place, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized, unconfirmed
 from stratalog.store.topics import Topics
@@ -77,7 +77,7 @@ from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import is_under_repair, may_be_torn, no_record_step, queue_directories
+from stratalog.tools.verify_files import is_under_repair, may_be_torn, no_record_step, queue_directories, record_at
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"
@@ -352,7 +352,8 @@ class _LogPlan:
         plan.begins = self._covered_begins(evidence.begins)
 
     def _covered_begins(self, begins: Mapping[QueueKey, QueueBegin]) -> dict[QueueKey, QueueBegin]:
-        """The begins in ranges that are covered, moved to where those begin: nothing is told apart in them any more."""
+        """The begins in ranges that are covered, moved to where those begin: nothing is told apart in them any more.
+        And those at records that name another place: damage after them may have confirmed these begins."""
         covers = sorted(
             (int(Path(action.path).name) + action.position, max(action.size, action.cover.size))
             for action in self._plan.actions if action.cover
@@ -366,6 +367,10 @@ class _LogPlan:
             at = bisect_right(merged, offset, key=lambda cover: cover[0]) - 1
             if at >= 0 and offset <= merged[at][1]:
                 found[key] = QueueBegin(queue_offset, merged[at][0])
+                continue
+            record = record_at(self._plan.root, offset, self._disk) if merged else None
+            if record and not has_place(record, *key, queue_offset):
+                found[key] = QueueBegin(queue_offset, offset)
         return found
 
     def _missing(self, evidence: Evidence, left_by: Collection[tuple[str, int]]) -> Iterator[tuple[str, int, int, int]]:
