@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import stratalog
-from store.kinds import KINDS, SIZES, Kind
+from store.kinds import KINDS, SIZES, Kind, read_on
 from store.model import QUIET, scratch_folder
+from store.test_recreated_topics import killed, unseal
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
@@ -634,6 +635,49 @@ def test_a_size_that_one_index_file_alone_shows_is_said_and_refuses_no_other_one
     assert json.loads((tmp_path / names.SIZES).read_bytes()) == TINY
     (index,) = (tmp_path / names.INDEX).iterdir()
     assert index.stat().st_size == file_size(61, 203)
+
+
+STOPS: dict[str, Callable[[Path], object]] = {
+    "closed": lambda root: None,
+    "closed by RocketMQ": unseal,
+    "killed": lambda root: (root / names.ABORT).touch(),
+    "killed by RocketMQ": killed,
+}
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("how", ["w", "verify", "repair", "rebuild"])
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("lost", [TREES[1:2], TREES[2:3], TREES[3:4], TREES[1:4], TREES[1:]], ids="+".join)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_queue_files_that_were_lost_and_made_with_a_guessed_size_get_the_right_one_by_the_step_that_is_named(
+    kind: Kind, lost: tuple[str, ...], stop: str, how: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    expected = kind.made(root, count=9).queues
+    STOPS[stop](root)
+    (root / names.SIZES).unlink()
+    for tree in lost:
+        shutil.rmtree(root / tree, ignore_errors=True)
+    with stratalog.open(root, **kind.settings, **QUIET):
+        pass
+    given = {**SIZES, **kind.settings}
+    for away in range(6):
+        try:
+            if how != "w":
+                {"verify": verify, "repair": plan_repair, "rebuild": rebuild}[how](
+                    root, settings=StoreSettings.make(given)
+                )
+            with kind.open(root) as store:
+                assert {key: read_on(store.queue(*key))[0] for key in kind.queues} == expected
+            break
+        except ConfigurationError as error:
+            steps = re.findall(r"(?:move|remove the directory) (\S+?)(?: away)?: the next opening builds", str(error))
+            shutil.move(steps[0], tmp_path / f"away {away}")
+    else:
+        pytest.fail("the steps lead nowhere")
+    assert verify(root, settings=StoreSettings.make(given)).ok
+    assert {path.stat().st_size for path in (root / "consumequeue").glob("*/*/*")} <= {160}
 
 
 @pytest.mark.parametrize("given", [{}, {"mapped_file_size_commit_log": 500_000}])

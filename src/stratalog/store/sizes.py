@@ -112,6 +112,11 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
             if usual not in sizes:
                 have = "were written with"
                 otherwise = f". {root / names.SIZES} says so: if that is wrong, remove it"
+            elif name != _LOG and usual == _DEFAULTS[name] and name not in noted:
+                otherwise = (
+                    f". If an opening guessed that size for lost files, move {root / _TREES[name][0]} away: the next "
+                    "opening builds them again from the log"
+                )
             raise ConfigurationError(
                 f"the files of {root / _TREES[name][0]} {have} {usual:,} bytes, not {given:,}: give that as {name}, or "
                 f"leave it out{otherwise}"
