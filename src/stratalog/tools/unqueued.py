@@ -68,8 +68,8 @@ def unqueued(
     led = np.sort(np.concatenate([np.empty(0, np.int64), *(offsets for _, offsets, _ in old.values())]))
     own = [offsets for (topic, _), (_, offsets, _) in old.items() if not is_light(topic)]
     led_by_own = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
-    moved = np.concatenate([np.empty(0, np.int64), *_displaced(old, new, batches, is_repaired=is_repaired)])
-    displaced = np.setdiff1d(moved, np.array([*told], np.int64))
+    moved = dict(_displaced(old, new, batches, is_repaired=is_repaired))
+    displaced = np.setdiff1d(np.concatenate([np.empty(0, np.int64), *moved.values()]), np.array([*told], np.int64))
     reached = {key: int(offsets.max()) for key, (_, offsets, _) in old.items()}
     needed = np.sort(np.concatenate([np.empty(0, np.int64), *_needed(old, new)]))
     shrunk = np.sort(np.concatenate([np.empty(0, np.int64), *_shrunk(old, new)]))
@@ -89,7 +89,9 @@ def unqueued(
             is_needed = bool(_is_among(np.array([base + position]), needed)[0])
             if not (enters_queue(record.sys_flag) or (is_own and is_needed)):
                 continue  # prepared or rolled back: a unit that leads there is wrong
-            is_wrong = is_moved and not (is_own and says_twice(record))
+            others = (offsets for key, offsets in moved.items() if key != (topic, record.queue_id))
+            is_sure = is_own and says_twice(record) and not any(base + position in led_there for led_there in others)
+            is_wrong = is_moved and not is_sure
             is_right = record_crc_holds(stored) or not (is_wrong or contradiction_of(record))
             if record.flag == LOST_FLAG or (not is_unled and is_right):
                 continue  # it is no message, or it is where it belongs: the old unit is wrong
@@ -224,7 +226,7 @@ def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
 
 def _displaced(
     old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]", batches: Collection[str], *, is_repaired: bool
-) -> Iterator[Offsets]:  # fmt: skip
+) -> Iterator[tuple[QueueKey, Offsets]]:  # fmt: skip
     """Log offsets that a queue led to at queue offsets where it has nothing now, up to the one after its last. Left out
     are those that another queue leads to now, where it led nowhere else and has the message that follows; and those
     that a light queue still leads to."""
@@ -251,7 +253,7 @@ def _displaced(
                 if is_repaired:
                     is_shifted = len(np.unique(offsets)) < len(offsets)  # a unit was written twice
                     stays |= _is_among(offsets, mine) & (key[0] in batches or is_shifted)
-            yield offsets[gone & ~stays]
+            yield key, offsets[gone & ~stays]
 
 
 def _needed(old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> Iterator[Offsets]:
