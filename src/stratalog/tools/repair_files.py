@@ -93,7 +93,8 @@ def _plan_config(root: Path, disk: PrivateDisk) -> tuple[list[Action], list[str]
         elif config_fault(path.with_name(path.name + BACKUP), disk) is None:
             actions.append(Action("config", f"{CONFIG}/{path.name}", reason=fault))
         else:
-            unmended.append(f"{CONFIG}/{path.name} ({fault}) has no backup that can be read: restore it, or move it away")
+            what = f"{CONFIG}/{path.name} ({fault})"
+            unmended.append(f"{what} has no backup that can be read: restore it, or move it away")
     return actions, unmended
 
 
