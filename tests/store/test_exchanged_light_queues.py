@@ -11,7 +11,7 @@ from store.kinds import LIGHT_KIND, Key, Known, read_on
 from store.test_light_places_of_lost_records import Places, Told
 from store.test_recreated_topics import STATES, _exchange, delete
 from stratalog.errors import CorruptData
-from stratalog.layout.light import MULTI_DISPATCH
+from stratalog.layout.light import MULTI_DISPATCH, is_light
 from stratalog.layout.properties import encode_properties
 from stratalog.store.message_store import MessageStore
 
@@ -76,6 +76,8 @@ def test_no_intact_record_is_changed_or_lost(
     moved, others = (places[one].items() - places[other].items(), places[other].items() - places[one].items())
     if len(moved) + (len(others) if how == "exchanged" else 0) < 2:
         pytest.skip("one record alone: it may have been changed")
+    if how == "renamed" and not is_light(other[0]):
+        pytest.skip("the units of that queue are lost: a repair may not be ok")
     log = root / "commitlog" / f"{0:020d}"
     before = log.read_bytes().rstrip(b"\0")
     STATES[state](root)

@@ -65,6 +65,7 @@ _DEFAULTS = {
 _GUESSED = "guessed "
 """Before the name of a noted size that was guessed: it counts where no file shows one, and refuses none."""
 _FILES_ALIKE, _FILES_MAX = 4, 100
+_SECTOR_SIZE = 512
 
 _File = tuple[int, int]
 """The start that a file's name tells, and its size."""
@@ -106,7 +107,7 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
             if files and given not in (noted[name], *steps, *(() if usual else sizes)):  # a single file may be too long
                 usual, is_told = noted[name], True
         if name == _LOG and len(files) == 1 and name not in noted and given < usual < 2 * given:
-            is_told = usual == _DEFAULTS[name]  # it may be too long: `repair` trims it, if no message ends after that
+            is_told = not usual % _SECTOR_SIZE or bool(given % _SECTOR_SIZE)  # else it is too long: `repair` trims it
         if is_told and _is_allowed(name, usual):
             have, otherwise = "have", ""
             if usual not in sizes:

@@ -300,7 +300,8 @@ class Judge:
         if claim.queue_id == LIGHT_QUEUE_ID and self._evidence.begins.get(claim.key) == (claim.queue_offset, offset):
             return False
         record = read_record(self._read(offset, claim.size))
-        if record and record.commit_log_offset == offset and not holds_nearly(record.properties, claim.topic):
+        is_doubtful = record is not None and record.commit_log_offset == offset and claim.trust[0] <= 0
+        if record and is_doubtful and not holds_nearly(record.properties, claim.topic):
             return True
         record = record if claim.trust[0] < 0 else None
         own = [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.properties, offset)[0]] if record else []
