@@ -9,7 +9,7 @@ import pytest
 
 from store.kinds import LIGHT_EXTENDED, LIGHT_KIND, SIZES, Content, Kind, Known, read_on
 from store.test_changed_identity import FIELDS, Reports, change, offsets_of
-from store.test_recreated_topics import STATES, walked
+from store.test_recreated_topics import STATES, made, walked
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
 from stratalog.layout.light import MULTI_DISPATCH, MULTI_QUEUE_OFFSET, light_places
@@ -255,3 +255,35 @@ def test_a_changed_byte_of_what_names_light_queues_moves_no_message(
             is_told = (key, number) in told.stated or errors or any(told.texts)
             assert is_told or not (has_units or problems), f"{key} lacks {number}, untold"
             assert not has_units or "repair" not in road, f"{key} lacks {number}"
+
+
+@pytest.mark.one_in(30)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("filling", [b"\0", b"\xff"])
+@pytest.mark.parametrize("left_out", range(1, 50))
+@pytest.mark.parametrize("old", [0, 5])
+def test_damage_that_begins_in_a_records_properties_is_stated_in_its_light_queues(
+    old: int, left_out: int, filling: bytes, road: str, state: str, tmp_path: Path
+) -> None:
+    """The body is whole, so the record is; what named its light queues may be gone. Its topic may be a second one."""
+    root = tmp_path / "store"
+    content = made(LIGHT_KIND, root, 5, old=old)
+    key = LIGHT_KIND.queues[0]
+    (begin, *_, end) = sorted(known.commit_log_offset for known in content.queues[key].values())
+    size = SIZES["mapped_file_size_commit_log"]
+    with (root / "commitlog" / f"{begin - begin % size:020d}").open("r+b") as file:
+        file.seek(begin % size)
+        begin += int.from_bytes(file.read(4)) - left_out
+        file.seek(begin % size)
+        file.write(filling * (end - begin))
+    STATES[state](root)
+    reports: Reports = walked(LIGHT_KIND, root, road)
+    with LIGHT_KIND.open(root, mode="r") as store:
+        for queue in LIGHT_KIND.queues:
+            found = read_on(store.queue(*queue))[0]
+            expected = content.queues[queue]
+            assert not [number for number, known in found.items() if known != expected.get(number)]
+            lacking = {number for number in expected if number not in found}
+            if road == "repaired":
+                assert {(queue, number) for number in lacking} <= reports.stated

@@ -22,6 +22,7 @@ LIGHT_QUEUE_ID = 0
 SEPARATOR = ","
 _NAME = re.compile(re.escape(LMQ_PREFIX) + r"[%|$a-zA-Z0-9_-]+\Z")
 _OFFSET = re.compile(r"[0-9]{1,18}\Z")
+_NO_TEXT = re.compile(rb"\0|[\x03-\x08\x0b\x0c\x0e-\x1f]{3}")
 _NAMES, _OFFSETS = MULTI_DISPATCH.encode(), MULTI_QUEUE_OFFSET.encode()
 
 Place = tuple[str, int]
@@ -104,9 +105,15 @@ def _pairs(properties: bytes) -> tuple[list[str], list[str]]:
 
 
 def holds_nearly(properties: bytes, name: str) -> bool:
-    """Whether a light queue's name stands anywhere in properties, but for one byte."""
+    """Whether a light queue's name stands anywhere in properties, but for one byte, or may have stood where they are
+    overwritten."""
     wanted = name.encode("utf-8", "surrogateescape")
-    return any(
+    return is_overwritten(properties) or any(
         sum(one != other for one, other in zip(wanted, properties[at : at + len(wanted)], strict=True)) <= 1
         for at in range(len(properties) - len(wanted) + 1)
     )
+
+
+def is_overwritten(properties: bytes) -> bool:
+    """Whether a stretch of properties is no text: zeros, or bytes of something else."""
+    return bool(_NO_TEXT.search(properties)) or len(properties.decode(errors="ignore").encode()) < len(properties) - 1

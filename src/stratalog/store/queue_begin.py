@@ -24,6 +24,7 @@ from stratalog.layout.light import (
     SEPARATOR,
     holds_nearly,
     is_light,
+    is_overwritten,
     light_offset,
     light_places,
 )
@@ -414,7 +415,7 @@ def _may_be_changed(
     named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
     if is_light(key[0]) and not holds_nearly(record.properties, key[0]):
         return False
-    if named and key[0] not in named:
+    if named and key[0] not in named and not is_overwritten(record.properties):
         is_other = any((name, LIGHT_QUEUE_ID) in doubtful for name in named)  # exchanged ones share what follows
         right = {name for name in named if unit.commit_log_offset in led_to.get((name, LIGHT_QUEUE_ID), ())}
         if is_other or not (walk.of_queue[key] and _names_one_bit_off(record, key[0], right)):

@@ -248,6 +248,9 @@ def recover(
             key = one.topic, one.queue_id
             if one.begin and begins.get(key) != one.begin:
                 doubtful[key] = QueueBegin(*one.begin)
+        for key, known in begins.items():  # the unit that tells it goes: its record looks torn
+            if any(damage.begin <= known.commit_log_offset < damage.end for damage in found.quarantined):
+                doubtful[key] = known
         for key, begin_at in doubtful.items():  # what is put after the end is the queue's in any case
             doubtful[key] = begin_at._replace(commit_log_offset=min(begin_at.commit_log_offset, end))
         begins |= doubtful

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
-from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, is_overwritten, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property
@@ -264,6 +264,8 @@ class Evidence:
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._repaired: list[tuple[int, int]] = []
         """Log offsets [begin, end) of the records that an earlier repair made."""
+        self._overwritten: list[int] = []
+        """Log offsets of records that named light queues, with properties that are partly overwritten."""
         self._names: dict[bytes, str] = {}
         self._offsets = self._sizes = np.empty(0, np.int64)
         """Of all whole records, in the log's order."""
@@ -355,6 +357,8 @@ class Evidence:
                     self.outside[topic].append(offset)
             if self._has_light_queues and _LIGHT in data[position : position + size]:
                 record = decode_record(data[position : position + size], verify=False)
+                if is_overwritten(record.properties):
+                    self._overwritten.append(offset)
                 for name, place in light_places(record.properties, offset)[0]:
                     self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain, is_ours)
         queue.add(offset, size, number, end, is_certain, is_ours)
@@ -453,7 +457,7 @@ class Evidence:
         """Whether the units of a light queue are another queue's: one wrong byte in a record explains that a unit leads
         to it, or no longer does, but not that they find two messages elsewhere."""
         is_named = np.isin(offsets, queue.offsets)
-        foreign = offsets[~is_named & self._has_size(offsets, sizes)]
+        foreign = offsets[~is_named & self._has_size(offsets, sizes) & ~np.isin(offsets, self._overwritten)]
         refuted = queue.offsets[~queue.supported & np.isin(queue.numbers, numbers)] if len(foreign) else foreign
         return len({*foreign.tolist(), *refuted.tolist()}) > 1
 
