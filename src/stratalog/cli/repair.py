@@ -103,7 +103,7 @@ def _show_report(plan: "RepairPlan", report: "VerifyReport", result: str, second
         notes = [*plan.report.notes, *report.notes]
         show_json(_plan_json(plan) | done | {"placeholders": placeholder_count, "left": left, "notes": notes})
     else:
-        held = f"{plan.whole_count:,} records" + (
+        held = counted(plan.whole_count, "record") + (
             f" and {counted(placeholder_count, 'placeholder')}" if placeholder_count else ""
         )
         print(f"\n{result}; {held} ({seconds_text(seconds)})")
@@ -165,11 +165,11 @@ def rebuild(
 
 
 def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
-    shown = {"built": ", ".join(rebuilt.parts), "log": f"{rebuilt.record_count:,} records"}
+    shown = {"built": ", ".join(rebuilt.parts), "log": counted(rebuilt.record_count, "record")}
     if "queues" in rebuilt.parts:
         if rebuilt.gone_count:
             shown["before it"] = before_log(rebuilt.gone_count)
-        shown["queues"] = f"{rebuilt.unit_count:,} units in {counted(rebuilt.queue_count, 'queue')}"
+        shown["queues"] = f"{counted(rebuilt.unit_count, 'unit')} in {counted(rebuilt.queue_count, 'queue')}"
         if rebuilt.new_queue_count:
             what = counted(rebuilt.new_queue_count, "queue")
             shown["new"] = f"{what} without a directory before: lost, not written yet, or of deleted topics"
@@ -180,7 +180,7 @@ def _show_rebuilt(rebuilt: "Rebuilt", seconds: float) -> None:
         if rebuilt.moved:
             shown["moved"] = "; ".join(map(clean, rebuilt.moved))
     if "index" in rebuilt.parts:
-        shown["index"] = f"{rebuilt.index_item_count:,} items"
+        shown["index"] = counted(rebuilt.index_item_count, "item")
     if rebuilt.bitmap_count:
         shown["bitmaps"] = f"{rebuilt.bitmap_count:,} are lost: a broker makes them for new messages only"
     print(pairs(shown | {"time": seconds_text(seconds)}))
@@ -243,7 +243,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     shown = {
         "store": f"{clean(str(plan.root))}, {'closed properly' if report.clean else 'not closed properly'}",
         "wrong": counted(report.problem_count, "problem") if report.problem_count else "nothing",
-        "kept": f"{plan.whole_count:,} records, {plan.message_count:,} messages in queues",
+        "kept": f"{counted(plan.whole_count, 'record')}, {counted(plan.message_count, 'message')} in queues",
     }
     if plan.mended_count:
         shown["restored"] = f"{counted(plan.mended_count, 'record')} of them, by units, neighbours or other fields"

@@ -75,16 +75,17 @@ def verify(
 def summary(report: "VerifyReport", seconds: float) -> str:
     """What was checked, in a few lines."""
     size = report.log_end - report.log_begin
+    files = counted(report.log_file_count, "file")
     rows = {
-        "log": f"{report.record_count:,} records, {size_text(size)} in {counted(report.log_file_count, 'file')}",
-        "queues": f"{report.unit_count:,} units in {counted(report.queue_count, 'queue')}",
-        "index": f"{report.index_item_count:,} items in {counted(report.index_file_count, 'file')}",
+        "log": f"{counted(report.record_count, 'record')}, {size_text(size)} in {files}",
+        "queues": f"{counted(report.unit_count, 'unit')} in {counted(report.queue_count, 'queue')}",
+        "index": f"{counted(report.index_item_count, 'item')} in {counted(report.index_file_count, 'file')}",
         "time": f"{seconds_text(seconds)} ({size_text(size / max(seconds, 1e-9))}/s)",
     }
     if report.units_behind or report.index_items_behind:
         rows["behind"] = (
-            f"{report.units_behind:,} units and {report.index_items_behind:,} index items are not written yet: "
-            "the store is open, or was not closed; opening it for writing adds them"
+            f"{counted(report.units_behind, 'unit')} and {counted(report.index_items_behind, 'index item')} "
+            "to be written: the store is open, or was not closed; opening it for writing adds them"
         )
     if report.missing:
         rows["missing"] = (
