@@ -1,6 +1,7 @@
 """A signal handler's exception wherever the package starts a thread: it is raised as it is, and no thread half runs."""
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from crash.interrupts import Dropped, Injector, unraisable_dropped
 from store.model import QUIET, SMALL
 from stratalog import helpers
 from stratalog.helpers import imported, thread_pool
-from stratalog.store import commit_log, next_files, worker
+from stratalog.store import commit_log, next_files, snapshot, worker
 from stratalog.store.disk import Disk
 from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
@@ -197,3 +198,25 @@ def test_a_lock_that_is_interrupted_as_it_is_taken_is_free_again(
     for number in counted.points:
         take(Injector(number, raises=Dropped))
     assert not {*lost} - {Dropped}
+
+
+def test_the_garbage_collector_is_on_wherever_opening_is_interrupted(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SMALL, **QUIET) as store:
+        store.put("t", b"first")
+
+    def opened(injector: Injector) -> BaseException | None:
+        try:
+            with injector:
+                stratalog.open(tmp_path, **SMALL, **QUIET).close()
+        except Dropped as error:
+            return error
+        return None
+
+    traced = (snapshot.__file__, contextlib.__file__)
+    with unraisable_dropped():
+        opened(counted := Injector(0, traced=traced))
+        assert len(counted.points) > 100
+        for number in counted.points:
+            raised = opened(injector := Injector(number, raises=Dropped, traced=traced))
+            assert gc.isenabled(), injector.point
+            del raised  # with its frames, and what they hold

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import threading
 import time
@@ -283,10 +284,13 @@ class Scene:
                 thread.finish()
 
     def check_closed(self, diary: Diary) -> None:
-        """No thread is left, the files are whole, and the store opens (its lock is free) and goes on."""
+        """No thread is left, the collector is on, the files are whole, the store opens (lock free) and goes on."""
         left = [thread.name for thread in set(threading.enumerate()) - self._before if thread.is_alive()]
         if left:
             raise AssertionError(f"threads are left: {left}")
+        if not gc.isenabled():
+            gc.enable()
+            raise AssertionError("the garbage collector is off")
         self._verify()
         with self.open() as store:
             if store.recovery.quarantined:

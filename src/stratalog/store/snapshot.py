@@ -15,9 +15,10 @@ and is looked at too.
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -40,6 +41,7 @@ TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
 _CRC_SIZE = 9
 _NO_STAMP: Stamp = (0, 0, 0)
+_Done = TypeVar("_Done")
 
 
 _QueueId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -305,17 +307,12 @@ def load_queues(
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean. `is_known` says
     that the store `is_ours`.
     """
-    with _without_collections():
-        snapshot = _read(root, disk)
-        damages = _left(snapshot, log)
-        begins = _noted_begins(snapshot, root, disk) if snapshot else []
-        if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
-            same = [
-                _restore(snapshot, root, disk, dispatcher, topic.name, queue)
-                for topic in snapshot.topics
-                for queue in topic.queues
-            ]
-            return all(same), damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
+    snapshot = _without_collections(partial(_read, root, disk))
+    damages = _left(snapshot, log)
+    begins = _noted_begins(snapshot, root, disk) if snapshot else []
+    if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
+        is_same = _without_collections(partial(_restore_all, snapshot, root, disk, dispatcher))
+        return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
     for name in filter(names.is_topic, disk.directories(above)):
@@ -372,16 +369,21 @@ def noted_log(root: Path, disk: Disk) -> tuple[int, int, bool] | None:
     return snapshot.log_first_offset, snapshot.log_end_offset, is_untouched
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Ten thousand queues at once are no garbage, but each thousand objects would have all of the process looked at."""
+def _without_collections(work: Callable[[], _Done]) -> _Done:
+    """Ten thousand queues at once are no garbage, but each thousand objects would have all of the process looked at.
+    What a signal handler raises leaves the collector on wherever it strikes: in the `finally`, too."""
     was_on = gc.isenabled()
     try:
-        gc.disable()
-        yield
-    finally:
+        try:
+            gc.disable()
+            return work()
+        finally:
+            if was_on:
+                gc.enable()
+    except BaseException:
         if was_on:
             gc.enable()
+        raise
 
 
 def has_whole_snapshot(root: Path, disk: Disk) -> bool:
@@ -434,6 +436,16 @@ def _newest_file(log: CommitLog, disk: Disk) -> Stamp:
 
 def _is_same(snapshot: _Snapshot, noted: Stamp, disk: Disk, path: str) -> bool:
     return noted[2] < snapshot.lock[2] - TICK_NS and disk.stamp(path) == noted
+
+
+def _restore_all(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher) -> bool:
+    """Let the dispatcher know every queue; returns whether all are as they were."""
+    found = [
+        _restore(snapshot, root, disk, dispatcher, topic.name, queue)
+        for topic in snapshot.topics
+        for queue in topic.queues
+    ]
+    return all(found)
 
 
 def _restore(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher, topic: str, noted: _Queue) -> bool:
