@@ -24,7 +24,7 @@ from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, UNIT
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.batch_queue import BatchQueue, lost_units
@@ -450,7 +450,7 @@ class Dispatcher:
         if queue_offset > next_offset and (known or not self._log.first_offset):
             following = next_in_light(file, self._positions[number + 1 : self._count], name)
             old = self._plain(row).old_unit(next_offset) if following is None else None
-            if old and old[0] == commit_log_offset:  # its unit stays where it is
+            if old and old[0] == commit_log_offset and old[2] != LOST_TAGS_CODE:  # its unit stays where it is
                 queue_offset = next_offset
             if following is not None and next_offset <= following <= queue_offset:
                 wrong = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
