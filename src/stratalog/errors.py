@@ -69,6 +69,9 @@ def _restored(kind: type[StratalogError], args: tuple[Any, ...], attributes: dic
     return error
 
 
+OF_LIST = "messages of the list"
+
+
 def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> StratalogError:
     """The error that ended a put of several, saying how many (`what`) were put."""
     raised = copy(error)  # it may be one that the store raises again

@@ -93,6 +93,20 @@ class LyingInt(int):
         return 77
 
 
+class OtherInt(int):
+    """Calculates otherwise."""
+
+    def _other(self, *given: object) -> "OtherInt":
+        return self
+
+    __add__ = __radd__ = __sub__ = __mul__ = __floordiv__ = __mod__ = __pos__ = __neg__ = _other  # type: ignore[assignment]
+
+    def _is_always(self, other: object) -> bool:
+        return True
+
+    __lt__ = __le__ = __gt__ = __ge__ = _is_always
+
+
 class Claims:
     """Claims to be of another class."""
 

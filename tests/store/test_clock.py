@@ -12,6 +12,7 @@ import stratalog
 from store.conftest import OpenStore
 from store.kinds import KINDS, PLAIN, SIZES, Content, Kind, read_on
 from store.model import QUIET, SMALL, Clock, check, crash_copy
+from store.odd_values import OtherInt
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError
 from stratalog.layout.properties import encode_properties
@@ -96,8 +97,8 @@ def test_no_message_is_lost_by_a_crash_after_the_clock_was_set_back(
 
 LAST = 253_402_300_800 * 10**9 - 1
 """The last moment of the year 9999."""
-GOOD = (0, 1, 10**17, LAST)
-BAD = (-1, LAST + 1, 2**63 * 10**6 - 1, 2**63 * 10**6, 2**90, 1.7e18, None)
+GOOD = (0, 1, 10**17, LAST, OtherInt(5 * 10**17))
+BAD = (OtherInt(-1), -1, LAST + 1, 2**63 * 10**6 - 1, 2**63 * 10**6, 2**90, 1.7e18, None)
 NOW = 17 * 10**17
 PUTS: dict[str, Callable[[MessageStore], Any]] = {
     "put": lambda store: store.put("t", b"x", keys=["k"], tags="a"),

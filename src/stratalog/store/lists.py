@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from stratalog.errors import IllegalMessage, StratalogError, partly_put
+from stratalog.errors import OF_LIST, IllegalMessage, StratalogError, partly_put
 from stratalog.kernels.encode import (
     COLUMN_DATA,
     COLUMN_OFFSETS,
@@ -188,10 +188,10 @@ def _put_one_by_one(
         try:
             for record, special in planned:
                 receipts.append(append_record(queue, record, special, now))
-        except StratalogError as error:  # a flush failed meanwhile
+        except StratalogError as error:  # a flush failed meanwhile, or there was no further log file to be had
             if not receipts:
                 raise
-            raise partly_put(error, len(receipts), count, "messages of the list") from error
+            raise partly_put(error, len(receipts), count, OF_LIST) from error
     return receipts
 
 

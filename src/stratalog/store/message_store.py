@@ -552,8 +552,9 @@ class MessageStore(Uncopied):
         The rows of a batch stand one after another. Between two batches of a table messages of other threads may stand,
         and are counted into its ranges: give `table.combine_chunks()` where others put to the same queues.
 
-        Rows are checked, and room is made for them, batch by batch before the first is written: only a failed flush can
-        end the put within a batch. Every error says how many rows of the table were put before it (`put_count`).
+        Rows are checked, and room is looked for, batch by batch before the first is written. A failed flush can end the
+        put within a batch, and so can a shortage where the batch needs more than two new log files. Every error says
+        how many rows of the table were put before it (`put_count`).
         """
         append_batch = _append_batch()
         ranges: dict[tuple[str, int], range] = {}
@@ -565,21 +566,21 @@ class MessageStore(Uncopied):
                 put_count += error.put_count
                 if not put_count:
                     raise
-                self._make_durable(put_count, batch.num_rows)
+                self.make_durable(put_count, batch.num_rows, "rows")
                 raise partly_put(error, put_count, batch.num_rows, "rows") from error
             put_count += piece.num_rows
             for key, found in added.items():
                 ranges[key] = range(ranges[key].start if key in ranges else found.start, found.stop)
-        self._make_durable(put_count, batch.num_rows)
+        self.make_durable(put_count, batch.num_rows, "rows")
         return ranges
 
-    def _make_durable(self, put_count: int, count: int) -> None:
-        """Under sync flush, wait until the first rows of a table are durable."""
+    def make_durable(self, put_count: int, count: int, what: str, end_offset: int = -1) -> None:
+        """Under sync flush, wait until those are durable that were put of several (`what`), up to that log offset."""
         if self.settings.flush == "sync" and put_count:
             try:
-                self.commit.wait(self.log.end_offset)
+                self.commit.wait(self.log.end_offset if end_offset < 0 else end_offset)
             except StratalogError as error:
-                raise partly_put(error, put_count, count, "rows") from error
+                raise partly_put(error, put_count, count, what) from error
 
     # -- durability ----------------------------------------------------------------------------------------------
 

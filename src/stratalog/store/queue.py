@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fastcrc import crc32 as _crc32
 
-from stratalog.errors import ConfigurationError, CorruptData, OffsetOutOfRange, StratalogError, partly_put
+from stratalog.errors import OF_LIST, ConfigurationError, CorruptData, OffsetOutOfRange, StratalogError
 from stratalog.helpers import helpers, imported
 from stratalog.kernels import put as native_put
 from stratalog.kernels.jit import HOLDS_THE_GIL
@@ -286,19 +286,23 @@ class Queue(Uncopied):
     ) -> Sequence[Receipt]:
         """Append several messages with one lock and one flush wait; `properties` are encoded, one for all or one each.
 
-        Like a client batch they share one store time and stand together in one file, if they fit there. All or nothing:
-        only where a flush fails meanwhile may some of a larger list be put, and the error says how many (`put_count`).
+        Like a client batch they share one store time and stand together in one file, if they fit there. Then all are
+        put or none. A failed flush may end a larger list within, and so may a shortage where the list needs more than
+        two new log files; the error says how many were put (`put_count`).
         """
-        texts = bytes_or_list("properties", properties)
-        receipts = self.store.put_list(
-            self, bytes_list("bodies", bodies), texts, check_flags(flags), check_born_timestamp(born_timestamp),
-            check_host("born_host", born_host),
-        )  # fmt: skip
-        if self._sync and receipts and asks_to_wait(texts if isinstance(texts, bytes) else texts[0]):
-            try:
-                self._sync(receipts[-1].end_offset)
-            except StratalogError as error:
-                raise partly_put(error, len(receipts), len(receipts), "messages of the list") from error
+        texts, stored = bytes_or_list("properties", properties), bytes_list("bodies", bodies)
+        waits = self._sync and stored and asks_to_wait(texts if isinstance(texts, bytes) else b"".join(texts[:1]))
+        try:
+            receipts = self.store.put_list(
+                self, stored, texts, check_flags(flags), check_born_timestamp(born_timestamp),
+                check_host("born_host", born_host),
+            )  # fmt: skip
+        except StratalogError as error:
+            if waits:
+                self.store.make_durable(error.put_count, len(stored), OF_LIST)
+            raise
+        if waits:
+            self.store.make_durable(len(receipts), len(receipts), OF_LIST, receipts[-1].end_offset)
         return receipts
 
     def put_batch(
