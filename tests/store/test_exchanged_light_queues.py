@@ -116,3 +116,36 @@ def test_no_intact_record_is_changed_or_lost(
             found, errors, _ = read_on(store.queue(*key))
             is_told = (errors or any(told.texts)) and (generations == 2 or road == "put")
             assert found == live or (is_told and not refused), f"{key} {sorted(found)} of {sorted(live)}"
+
+
+@pytest.mark.one_in(40)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["open", "repair", "open, repair", "rebuild, repair"])
+@pytest.mark.parametrize("generations", [1, 2])
+@pytest.mark.parametrize("letter", "abc")
+@pytest.mark.parametrize("messages", STORES)
+def test_a_light_queue_has_no_other_queue_id_than_0(
+    messages: str, letter: str, generations: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """A directory of another one is no queue of its own, and the messages are where they were."""
+    root, topic = tmp_path / "store", f"%LMQ%{letter}"
+    places = made(root, messages, NAMES[0], generations)
+    if len(places.get((topic, 0), {})) < 2:
+        pytest.skip("no such queue, or one unit alone")
+    STATES[state](root)
+    directory = root / "consumequeue" / topic / "0"
+    directory.rename(directory.with_name("7"))
+    told, is_refused = Told(root, places), False
+    for step in road.split(", "):
+        try:
+            getattr(told, step)()
+        except CorruptData as error:
+            is_refused = "rename them back" in str(error)
+            assert is_refused or step == "rebuild"  # else it asks for a repair
+            told.texts.append(str(error))
+    if is_refused:
+        assert generations == 2, told.texts[-1]
+        directory.with_name("7").rename(directory)
+    with LIGHT_KIND.open(root, mode="r") as store:
+        for key, live in places.items():
+            assert read_on(store.queue(*key))[:2] == (live, []), f"{key}, told {told.texts}"

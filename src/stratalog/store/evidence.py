@@ -24,7 +24,7 @@ from typing import NamedTuple
 from stratalog.errors import CorruptData, command
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import is_light, light_offset
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import TAGS, find_property
@@ -136,14 +136,19 @@ def _is_of_queue(log: CommitLog, queue: ConsumeQueue, commit_log_offset: int, si
     record = _record_at(log, commit_log_offset)
     if record is None or record.total_size != size:
         return False
-    return _is_in(record, queue, record.queue_offset) or light_offset(record.properties, queue.topic) >= 0
+    is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= 0
+    return is_named or _is_in(record, queue, record.queue_offset)
 
 
 def _is_in(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
     """Whether a record belongs to a queue, at that offset. Light queues may have come apart from the offsets."""
-    is_named = is_light(queue.topic) and light_offset(record.properties, queue.topic) >= queue_offset
+    is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= queue_offset
     own = queue.topic, queue.queue_id, queue_offset
     return is_named or (_topic_of(record), record.queue_id, record.queue_offset) == own
+
+
+def _may_be_light(queue: UnitQueue) -> bool:
+    return is_light(queue.topic) and queue.queue_id == LIGHT_QUEUE_ID
 
 
 def _record_at(log: CommitLog, commit_log_offset: int) -> Record | None:
