@@ -29,6 +29,14 @@ LMQ_CONSUMER_OFFSETS = "lmqConsumerOffset.json"
 """Instead of `consumerOffset.json` on a broker with light queues."""
 DELAY_OFFSETS = "delayOffset.json"
 SUBSCRIPTION_GROUPS = "subscriptionGroup.json"
+WHAT_IS_LOST = {
+    TOPICS: "queue counts, permissions and attributes of topics",
+    CONSUMER_OFFSETS: "how far each group has consumed",
+    LMQ_CONSUMER_OFFSETS: "how far each group has consumed",
+    DELAY_OFFSETS: "how far delayed messages were delivered: those that the log still holds are delivered again",
+    SUBSCRIPTION_GROUPS: "settings of consumer groups",
+}
+"""With a file, where it has no copy: the broker begins without."""
 COPY = ".bak"
 QUEUE_TYPE = "queue.type"
 _ATTRIBUTES = "attributes"
@@ -57,10 +65,10 @@ def read_config(directory: Path, name: str, disk: Disk) -> Config:
         return Config(spare, f"{main} {error or 'is missing'}: {copy.name} was read, the state before the last change")
     if error is None and spare_error in (None, _EMPTY):
         return Config({})
-    and_then = f", and let {command('repair', directory.parent)} enter topics of type BatchCQ" if name == TOPICS else ""
+    and_then = " and enter the topics of type BatchCQ" if name == TOPICS else ""
     raise CorruptData(
         f"neither {main} ({error or 'is missing'}) nor {copy} ({spare_error or 'is missing'}) can be read: restore one "
-        f"of them from a backup, or remove both to begin with an empty {name}{and_then}",
+        f"of them from a backup, or let {command('repair', directory.parent)} set them aside{and_then}",
         path=str(main),
     )
 
@@ -79,16 +87,17 @@ def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | No
         value = decode_loose_json(data)
     except CorruptData as error:
         return None, f"is no JSON ({error})"
-    if not isinstance(value, dict):
-        return None, "holds no JSON object"
     fault = content_fault(path, value)
     return (None, fault) if fault else (value, None)
 
 
 def content_fault(path: Path, value: Any) -> str | None:
-    """What a file cannot say, though it is JSON, and by which batches would be taken for messages: a topic's queue type
-    that is none (RocketMQ does not load the store), or the name of that member with one bit changed."""
-    table = value.get("topicConfigTable") if path.name.removesuffix(COPY) == TOPICS and isinstance(value, dict) else {}
+    """What a file cannot say, though it is JSON: anything but an object; and, as batches would be taken for messages, a
+    topic's queue type that is none (RocketMQ does not load the store), or the name of that member with one bit
+    changed."""
+    if not isinstance(value, dict):
+        return "holds no JSON object"
+    table = value.get("topicConfigTable") if path.name.removesuffix(COPY) == TOPICS else {}
     for name, entry in table.items() if isinstance(table, dict) else ():
         members = entry if isinstance(entry, dict) else {}
         attributes = members.get(_ATTRIBUTES)

@@ -124,12 +124,21 @@ class Topics:
             self._disk.directories(self._root / names.CONFIG)
         )  # fmt: skip
 
+    def unlisted_batch_topics(self) -> dict[str, int]:
+        """Queue counts of the topics with queues below batchconsumequeue/ for which there is no entry: of all of them,
+        if the file cannot be read."""
+        counts = {
+            topic: self._queue_count(names.BATCH_CONSUME_QUEUE, topic)
+            for topic in sorted(self.batch_topics - self.configs.keys())
+        }
+        return {topic: count for topic, count in counts.items() if count}
+
     def enter_batch_topics(self, *, now_ms: int, release: Release) -> None:
         """Enter the topics with queues below batchconsumequeue/ that `topics.json` lacks, if it can be written."""
-        entries = {}
-        for topic in sorted(filter(self.lacks, self.batch_topics)):
-            if count := self._queue_count(names.BATCH_CONSUME_QUEUE, topic):
-                entries[topic] = _entry_of(topic, "BatchCQ", min(count, _QUEUE_COUNT_MAX - 1))
+        entries = {
+            topic: _entry_of(topic, "BatchCQ", min(count, _QUEUE_COUNT_MAX - 1))
+            for topic, count in self.unlisted_batch_topics().items()
+        }
         if entries and self.can_change:
             self._enter(entries, now_ms, release)
 

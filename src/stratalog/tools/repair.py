@@ -130,7 +130,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
             _set_aside(root, action, disk)
             unshare(path)
             os.truncate(path, action.position)
-        elif action.kind == "away":
+        elif action.kind in ("away", "aside"):
             _move_away(root, path, disk)
         elif action.kind == "mend":
             _set_aside(root, action, disk)

@@ -8,7 +8,7 @@ from stratalog.tools.repair_fill import Cover, LostMessage
 from stratalog.tools.verify_files import BACKUP
 
 ActionKind = Literal[
-    "extend", "create", "trim", "away", "mend", "cover", "cut", "drop", "config", "remove", "rebuild", "enter"
+    "extend", "create", "trim", "away", "mend", "cover", "cut", "drop", "config", "aside", "remove", "rebuild", "enter"
 ]  # fmt: skip
 CHANGES_LOG = frozenset({"extend", "create", "trim", "away", "mend", "cover", "cut", "drop"})
 
@@ -74,6 +74,8 @@ def described(action: Action) -> str:
             return f"set {action.path} aside: it lies after the log's end"
         case "config":
             return f"restore {action.path} from {Path(action.path).name}{BACKUP}"
+        case "aside":
+            return f"set {action.path} aside, without a copy that can be read: {action.reason}"
         case "enter":
             return f"enter topics of type BatchCQ with queues into {action.path}: {action.reason}"
         case "remove":

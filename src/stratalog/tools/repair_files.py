@@ -14,6 +14,7 @@ from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
+from stratalog.store.config_files import WHAT_IS_LOST
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.store.log_scan import cut_text, ends_after, runs_past_end
 from stratalog.tools.repair_actions import Action
@@ -85,17 +86,27 @@ def _plan_config(root: Path, disk: PrivateDisk) -> tuple[list[Action], list[str]
         for path in config_directories(root, disk)
     ]
     for path in config_files(root, disk):
-        fault = config_fault(path, disk)
+        copy = path.with_name(path.name + BACKUP)
+        fault, copy_fault = config_fault(path, disk), config_fault(copy, disk)
         if fault is None:
             continue
-        if path.exists() and not path.is_file():
-            unmended.append(f"{CONFIG}/{path.name} is no file: move it away")
-        elif config_fault(path.with_name(path.name + BACKUP), disk) is None:
+        no_files = [one for one in (path, copy) if one.exists() and not one.is_file()]
+        if no_files:
+            unmended += [f"{CONFIG}/{one.name} is no file: move it away" for one in no_files if not one.is_dir()]
+        elif copy_fault is None:
             actions.append(Action("config", f"{CONFIG}/{path.name}", reason=fault))
         else:
-            what = f"{CONFIG}/{path.name} ({fault})"
-            unmended.append(f"{what} has no backup that can be read: restore it, or move it away")
+            actions += _set_aside(path, fault, copy, copy_fault)
     return actions, unmended
+
+
+def _set_aside(path: Path, fault: str, copy: Path, copy_fault: str) -> Iterator[Action]:
+    """Neither a file nor its copy can be read: the broker begins without one, what is there is kept."""
+    lost = f"; lost: {WHAT_IS_LOST.get(path.name, 'what only it held')}"
+    for one, why in ((path, fault), (copy, copy_fault)):
+        if one.exists():
+            yield Action("aside", f"{CONFIG}/{one.name}", reason=f"{why}{lost}")
+            lost = ""
 
 
 def _leftovers(root: Path, disk: PrivateDisk) -> Iterator[Action]:

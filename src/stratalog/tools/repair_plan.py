@@ -19,6 +19,7 @@ rest of a damaged range                          bytes set aside, range covered 
 bytes after the log's end                        set aside and zeroed; messages that units still lead to leave
                                                  placeholders, so that no offset is given twice
 configuration unreadable, its backup readable    the backup takes its place
+configuration unreadable, and so is its backup   both are set aside: the broker begins without
 topic of type BatchCQ without an entry in        entered, with as many queues as there are
 topics.json
 what a killed process left                       removed
@@ -197,8 +198,12 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         sizes = rebuild_settings(settings, root)  # raises: nothing was changed yet
         log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
         plan.known_end = known_end(root, log, sizes, disk)
-    if report.batch_topics and Topics(root, disk).can_change:
-        plan.actions.append(Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(report.batch_topics))))
+    topics, entered = Topics(root, disk), report.batch_topics
+    begins_anew = any(action.kind == "aside" and action.path.startswith(f"{CONFIG}/{TOPICS}") for action in actions)
+    if begins_anew:
+        entered = entered | topics.unlisted_batch_topics().keys()
+    if entered and (begins_anew or topics.can_change):
+        plan.actions.append(Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(entered))))
     return plan
 
 

@@ -215,12 +215,9 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
         if config_fault(backup, disk) is None:
             what, step = f"{fault}; {backup.name} is whole, the broker takes that", "`stratalog repair STORE` takes it"
         else:
-            step = "restore the file, or move it away: the broker writes it anew"
+            step = "restore the file from a copy, or let `stratalog repair STORE` set it aside"
             if path.name == TOPICS and Topics(root, disk).batch_topics:
-                step = (
-                    "restore the file, or move it and its backup away and let `stratalog repair STORE` enter the "
-                    "topics of type BatchCQ"
-                )
+                step += " and enter the topics of type BatchCQ"
             what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
         _add(report, path, "configuration that can be read", what, step, part="config")
 
