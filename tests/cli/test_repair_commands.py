@@ -17,7 +17,7 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call, sentence
 from golden.cases import golden_case
-from store.kinds import KINDS, PLAIN, SIZES, Kind
+from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Kind
 from store.model import scratch_folder
 from store.test_misplaced_queues import fill, moved
 from stratalog.cli import progress
@@ -335,3 +335,41 @@ def test_the_plan_of_a_rebuild_names_what_may_move_to_another_queue(kind: Kind, 
             moved_count += len(done["moved"])
             shutil.rmtree(root)
         assert moved_count
+
+
+def test_a_place_in_a_light_queue_that_is_lost_is_no_lost_message(tmp_path: Path, call: Call) -> None:
+    """Nor is it missing for no reason afterwards: its unit says that it was lost."""
+    root, mended = tmp_path / "store", tmp_path / "mended"
+    content = LIGHT_KIND.made(root, count=8)
+    offset = content.queues["%LMQ%b", 0][1].commit_log_offset
+    data = bytearray((root / LOG).read_bytes())
+    at = data.index(b"INNER_MULTI_DISPATCH", offset)
+    data[at : at + 20] = b"\xff" * 20
+    (root / LOG).write_bytes(data)
+    shown = json.loads(call("repair", root, "--json").stdout)
+    assert (shown["lost"], shown["lostMessages"]) == ([], 0)
+    places = [(one["topic"], one["queueOffset"]) for one in shown["lostPlaces"]]
+    assert ("%LMQ%b", 1) in places
+    assert {topic for topic, _ in places} <= {"%LMQ%a", "%LMQ%b"}
+    text = call("repair", root, "--to", mended, "--yes").stdout
+    assert "lost messages" not in text.replace("lost places", "")
+    assert f"lost places  {len(places)} place" in text
+    for command in ("repair", "verify"):
+        text = call(command, mended).stdout
+        assert "no damage explains it" not in text
+        assert "without a record, lost to damage earlier: %LMQ%" in text
+    shown = json.loads(call("repair", mended, "--json").stdout)
+    assert shown["lostBefore"] == shown["missing"] != []
+
+
+def test_a_record_whose_properties_are_damaged_is_named_by_verify_and_repair(tmp_path: Path, call: Call) -> None:
+    content = PLAIN.made(tmp_path, count=8)
+    offset = content.queues["topic", 1][2].commit_log_offset
+    data = bytearray((tmp_path / LOG).read_bytes())
+    data[offset - 10 : offset + 20] = b"\xff" * 30
+    (tmp_path / LOG).write_bytes(data)
+    for command, name in (("verify", "damaged_properties"), ("repair", "damagedProperties")):
+        assert "the properties of 1 record that is kept" in call(command, tmp_path).stdout
+        assert "may be lost: topic/0 at 2" in call(command, tmp_path).stdout
+        shown = json.loads(call(command, tmp_path, "--json").stdout)
+        assert shown[name] == [{"topic": "topic", "queueId": 0, "begin": 2, "end": 3}]

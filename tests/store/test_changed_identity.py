@@ -153,8 +153,8 @@ class Reports:
     def repaired(self, kind: Kind, root: Path) -> None:
         plan = plan_repair(root, settings=StoreSettings.make({**SIZES, **kind.settings}))
         self.lost |= {(message.topic, message.queue_id) for message in plan.lost}
-        self.texts += [f"lost {message}" for message in plan.lost]
-        self.stated = offsets_of([*plan.missing, *(place for one in plan.lost for place in one.all_places)])
+        self.texts += [f"lost {message}" for message in [*plan.lost, *plan.lost_places]]
+        self.stated = offsets_of([*plan.missing, *plan.lost_ranges])
         self.unplaced = bool(plan.unplaced)
         self.is_repaired = True
         self.texts += [f"missing {one}" for one in plan.missing]
@@ -169,8 +169,8 @@ class Reports:
         assert not plan_repair(root).actions
         killed = shutil.copytree(root, root.with_name("killed"), dirs_exist_ok=True)
         (killed / ABORT).touch()
-        for lost in plan_repair(killed, settings=plan.settings).lost:  # of a queue whose end alone was kept
-            assert lost in plan.lost or any(f"{lost.topic}/{lost.queue_id}" in text for text in self.texts)
+        for lost in plan_repair(killed, settings=plan.settings).lost_ranges:  # of a queue whose end alone was kept
+            assert lost in plan.lost_ranges or any(f"{lost[0]}/{lost[1]}" in text for text in self.texts)
 
 
 def offsets_of(missing: list[tuple[str, int, int, int]]) -> set[tuple[Key, int]]:

@@ -190,7 +190,7 @@ class Told:
 
     def repair(self) -> None:
         plan = plan_repair(self.root, settings=SETTINGS)
-        self.stated = offsets_of([*plan.missing, *(place for one in plan.lost for place in one.all_places)])
+        self.stated = offsets_of([*plan.missing, *plan.lost_ranges])
         report = repair(plan)
         assert report.ok, report.problems[0]
         assert not plan_repair(self.root, settings=SETTINGS).actions
@@ -287,3 +287,61 @@ def test_damage_that_begins_in_a_records_properties_is_stated_in_its_light_queue
             lacking = {number for number in expected if number not in found}
             if road == "repaired":
                 assert {(queue, number) for number in lacking} <= reports.stated
+
+
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("filling", [b"\0", b"\xff", b"x"])
+@pytest.mark.parametrize("size", [1, 8, 20, 60])
+@pytest.mark.parametrize("at", range(0, STORED_SIZE, 3))
+@pytest.mark.parametrize("which", [0, 2, 4])
+def test_lost_messages_and_lost_places_are_told_apart(
+    which: int, at: int, size: int, filling: bytes, state: str, tmp_path: Path
+) -> None:
+    """A record is whole whatever is in its properties: it is never counted as lost, and what is counted is named."""
+    root, expected = tmp_path / "store", Places({("parent", 0): {}, ("%LMQ%a", 0): {}, ("%LMQ%b", 0): {}})
+    with LIGHT_KIND.open(root) as store:
+        for names in NAMES:
+            put_light(store, names, expected, {key: len(queue) for key, queue in expected.items()})
+    place = expected["parent", 0][which].commit_log_offset
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    at += min(data.index(name.encode(), place) for name in (MULTI_DISPATCH, MULTI_QUEUE_OFFSET))
+    data[at : at + size] = filling * size
+    path.write_bytes(data)
+    STATES[state](root)
+    plan = plan_repair(root, settings=SETTINGS)
+    assert not [message for message in plan.lost if message.topic != "parent"]
+    assert plan.lost_count == len(plan.lost)
+    lacking = offsets_of(plan.lost_ranges)
+    repair(plan)
+    with LIGHT_KIND.open(root, mode="r") as store:
+        served = {(key, number) for key in expected for number in read_on(store.queue(*key))[0]}
+    assert not lacking & served
+    lost = {(key, number) for key, queue in expected.items() for number in queue} - served
+    assert lost == lacking, "what is not served is named, once"
+    again = plan_repair(root, settings=SETTINGS)
+    assert not again.lost
+    assert not again.lost_places
+    assert offsets_of(again.missing) == offsets_of(again.report.lost_before)
+
+
+@pytest.mark.parametrize("gone", ["", "parent", "%LMQ%a", "%LMQ%b"])
+@pytest.mark.parametrize("which", range(1, 12))
+def test_a_lost_record_is_counted_once_whichever_queue_is_gone(which: int, gone: str, tmp_path: Path) -> None:
+    content = LIGHT_KIND.made(tmp_path, count=12)
+    places = {known.commit_log_offset for queue in content.queues.values() for known in queue.values()}
+    place = sorted(places)[which]
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    size = decode_record(bytes(data), place).total_size
+    data[place : place + size] = b"\xee" * size
+    path.write_bytes(data)
+    if gone:
+        shutil.rmtree(tmp_path / "consumequeue" / gone)
+    plan = plan_repair(tmp_path, settings=SETTINGS)
+    assert (plan.lost_count, plan.lost_places) == (1, [])
+    named = offsets_of(plan.lost_ranges)
+    for key, queue in content.queues.items():
+        lost = {(key, number) for number, known in queue.items() if known.commit_log_offset == place}
+        assert lost <= named or key[0] == gone

@@ -359,11 +359,16 @@ class Commands:
 
     def _repair(self) -> VerifyReport:
         plan = plan_repair(self.root, settings=settings_of(self._kind))
-        for one in plan.lost:
-            self.stated |= offsets_of(one.all_places)
+        self.stated |= offsets_of(plan.lost_ranges)
         self.stated |= offsets_of(plan.missing)
         self.moved |= {one.commit_log_offset for one in plan.unplaced}
-        self.told += [*map(str, plan.lost), *map(str, plan.missing), *map(str, plan.unplaced), *plan.unmended]
+        self.told += [
+            *map(str, plan.lost),
+            *map(str, plan.lost_places),
+            *map(str, plan.missing),
+            *map(str, plan.unplaced),
+            *plan.unmended,
+        ]
         self.told += [f"the log reached {plan.known_end}"] * bool(plan.known_end)
         report = repair(plan)
         self.told += report.notes

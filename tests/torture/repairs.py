@@ -78,10 +78,8 @@ def _judge(original: Original, root: Path, done: list[str], counts: "Counter[str
 def _check_offsets(root: Path, plan: RepairPlan) -> None:
     """No offset of a lost message is given again, in its queue or in a light one."""
     ends: dict[tuple[str, int], int] = {}
-    for message in plan.lost:
-        places = [(name, 0, number + 1) for name, number in message.places]
-        for topic, queue_id, end in [(message.topic, message.queue_id, message.end), *places]:
-            ends[topic, queue_id] = max(ends.get((topic, queue_id), 0), end)
+    for topic, queue_id, _, end in plan.lost_ranges:
+        ends[topic, queue_id] = max(ends.get((topic, queue_id), 0), end)
     with open_store(root, settings=GIVEN) as store:
         next_offsets = {key: store.queue(*key).max_offset for key in ends}
     given = {key: (next_offsets[key], end) for key, end in ends.items() if next_offsets[key] < end}

@@ -6,6 +6,7 @@ import shutil
 import sys
 import unicodedata
 from base64 import b64encode
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ _ESCAPE = re.compile(
 )
 """Terminal sequences: CSI (colours, cursor), OSC and other strings (titles, links), lone escapes."""
 _NAMED_MAX = 3
+Offsets = tuple[str, int, int, int]
+"""Topic, queue id and queue offsets [first, end)."""
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that show nothing, or change how a terminal shows the rest (bidirectional overrides)."""
 
@@ -75,7 +78,7 @@ def before_log(count: int) -> str:
     return f"{counted(count, 'message')} in front of the log's first file: removed by retention, or lost with a file"
 
 
-def offsets_text(places: Iterable[tuple[str, int, int, int]]) -> str:
+def offsets_text(places: Iterable[Offsets]) -> str:
     """Queues and their offsets, given in order as (topic, queue id, first, end); a few of each."""
     queues: dict[tuple[str, int], list[list[int]]] = {}
     for topic, queue_id, first, end in places:
@@ -95,16 +98,50 @@ def _ranges_text(ranges: list[list[int]]) -> str:
     return ", ".join(named[:_NAMED_MAX]) + more
 
 
-def missing_text(missing: Sequence[tuple[str, int, int, int]]) -> str:
-    """Queue offsets that no record has, as a report names them."""
-    count = sum(end - first for _, _, first, end in missing)
-    return (
-        f"{counted(count, 'queue offset')} without a record, and no damage explains it: {offsets_text(sorted(missing))}"
-    )
+def missing_rows(missing: Sequence[Offsets], lost_before: Sequence[Offsets]) -> dict[str, str]:
+    """Queue offsets that no record has, as a report names them: those that were lost before, and the rest."""
+    rows, unknown, marked = dict[str, str](), _without(missing, lost_before), within(missing, lost_before)
+    if unknown:
+        rows["missing"] = f"{_offset_count(unknown)}, and no damage explains it: {offsets_text(sorted(unknown))}"
+    if marked:
+        rows["lost before"] = f"{_offset_count(marked)}, lost to damage earlier: {offsets_text(sorted(marked))}"
+    return rows
 
 
-def missing_json(missing: Sequence[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
-    """The same for a program."""
+def _offset_count(places: Sequence[Offsets]) -> str:
+    return f"{counted(sum(end - first for _, _, first, end in places), 'queue offset')} without a record"
+
+
+def within(places: Sequence[Offsets], others: Sequence[Offsets]) -> list[Offsets]:
+    """What of ranges of queue offsets is in others, too."""
+    return _without(places, _without(places, others))
+
+
+def _without(places: Sequence[Offsets], others: Sequence[Offsets]) -> list[Offsets]:
+    left, by_queue = [], dict[tuple[str, int], list[tuple[int, int]]]()
+    for topic, queue_id, begin, stop in sorted(others):
+        by_queue.setdefault((topic, queue_id), []).append((begin, stop))
+    for topic, queue_id, first, end in places:
+        ranges = by_queue.get((topic, queue_id), [])
+        low = bisect_right(ranges, first, key=lambda one: one[1])
+        for begin, stop in ranges[low : bisect_left(ranges, (end, 0))]:
+            if first < begin:
+                left.append((topic, queue_id, first, begin))
+            first = max(first, stop)
+        if first < end:
+            left.append((topic, queue_id, first, end))
+    return left
+
+
+def damaged_text(places: Sequence[Offsets]) -> str:
+    """Records that are kept though damage begins in their properties."""
+    whose = "that is kept, its" if len(places) == 1 else "that are kept, their"
+    what = f"the properties of {counted(len(places), 'record')} {whose} tags, keys or light queues may be lost"
+    return f"{what}: {offsets_text(places)}"
+
+
+def missing_json(missing: Sequence[Offsets]) -> list[dict[str, Any]]:
+    """Ranges of queue offsets for a program."""
     return [
         {"topic": topic, "queueId": queue_id, "begin": first, "end": end} for topic, queue_id, first, end in missing
     ]

@@ -12,20 +12,23 @@ from stratalog.cli.output import (
     clean,
     complain,
     counted,
+    damaged_text,
     missing_json,
-    missing_text,
+    missing_rows,
     offsets_text,
     pairs,
     seconds_text,
     show_json,
     size_text,
     tell,
+    within,
 )
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, given_path, settings_of, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
 from stratalog.cli.verify import show_problems
 from stratalog.errors import command
+from stratalog.layout.light import LIGHT_QUEUE_ID
 
 if TYPE_CHECKING:
     from stratalog.tools.rebuild import Rebuilt
@@ -224,7 +227,12 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "savedFromRocketMQ": plan.behind_count,
         "lostMessages": plan.lost_count,
         "lost": [lost_json(message) for message in plan.lost],
+        "lostPlaces": [
+            {"topic": topic, "queueId": LIGHT_QUEUE_ID, "queueOffset": number} for topic, number in plan.lost_places
+        ],
+        "damagedProperties": missing_json(plan.damaged_properties),
         "missing": missing_json(plan.missing),
+        "lostBefore": missing_json(within(plan.report.lost_before, plan.missing)),
         "unplaced": [
             {"logOffset": one[0], "topic": one.topic, "queueId": one.queue_id, "queueOffset": one.queue_offset}
             for one in plan.unplaced
@@ -254,8 +262,14 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if plan.lost:
         places = sorted(place for message in plan.lost for place in message.all_places)
         shown["lost"] = f"{counted(plan.lost_count, 'message')}: {offsets_text(places)}"
-    if plan.missing:
-        shown["missing"] = missing_text(plan.missing)
+    if plan.lost_places:
+        whose = "a message that is" if len(plan.lost_places) == 1 else "messages that are"
+        what = f"{counted(len(plan.lost_places), 'place')} in light queues, of {whose} not lost"
+        light = ((topic, LIGHT_QUEUE_ID, number, number + 1) for topic, number in plan.lost_places)
+        shown["lost places"] = f"{what}: {offsets_text(light)}"
+    if plan.damaged_properties:
+        shown["damaged"] = damaged_text(plan.damaged_properties)
+    shown |= missing_rows(plan.missing, report.lost_before)
     if plan.known_end:
         shown["cut short"] = (
             f"the log reached offset {plan.known_end:,} and ends at {report.log_end:,}: of the messages between them "

@@ -11,8 +11,9 @@ from stratalog.cli.output import (
     clean,
     complain,
     counted,
+    damaged_text,
     missing_json,
-    missing_text,
+    missing_rows,
     pairs,
     seconds_text,
     show_json,
@@ -63,7 +64,9 @@ def verify(
     seconds = time.perf_counter() - begin
     if as_json:
         show_json(
-            {"ok": report.ok, "seconds": round(seconds, 3)} | asdict(report) | {"missing": missing_json(report.missing)}
+            {"ok": report.ok, "seconds": round(seconds, 3)}
+            | asdict(report)
+            | {name: missing_json(getattr(report, name)) for name in ("missing", "lost_before", "damaged_properties")}
         )
     else:
         print(summary(report, seconds))
@@ -87,10 +90,11 @@ def summary(report: "VerifyReport", seconds: float) -> str:
             f"{counted(report.units_behind, 'unit')} and {counted(report.index_items_behind, 'index item')} "
             "to be written: the store is open, or was not closed; opening it for writing adds them"
         )
-    if report.missing:
-        rows["missing"] = (
-            f"{missing_text(report.missing)}; lost before, or {command('repair', report.root)} finds their records"
-        )
+    rows |= missing_rows(report.missing, report.lost_before)
+    if "missing" in rows:
+        rows["missing"] += f"; lost before, or {command('repair', report.root)} finds their records"
+    if report.damaged_properties:
+        rows["damaged"] = damaged_text(report.damaged_properties)
     if report.gone_count:
         rows["before it"] = before_log(report.gone_count)
     rows["result"] = "no problem" if report.ok else counted(report.problem_count, "problem")

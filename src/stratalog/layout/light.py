@@ -11,7 +11,7 @@ import re
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import TOPIC_SIZE_MAX, queue_offset_limit
 from stratalog.layout.names import LMQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, is_topic
-from stratalog.layout.properties import find_property
+from stratalog.layout.properties import find_property, is_overwritten
 
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
@@ -22,7 +22,6 @@ LIGHT_QUEUE_ID = 0
 SEPARATOR = ","
 _NAME = re.compile(re.escape(LMQ_PREFIX) + r"[%|$a-zA-Z0-9_-]+\Z")
 _OFFSET = re.compile(r"[0-9]{1,18}\Z")
-_NO_TEXT = re.compile(rb"\0|[\x03-\x08\x0b\x0c\x0e-\x1f]{3}")
 _NAMES, _OFFSETS = MULTI_DISPATCH.encode(), MULTI_QUEUE_OFFSET.encode()
 
 Place = tuple[str, int]
@@ -112,8 +111,3 @@ def holds_nearly(properties: bytes, name: str) -> bool:
         sum(one != other for one, other in zip(wanted, properties[at : at + len(wanted)], strict=True)) <= 1
         for at in range(len(properties) - len(wanted) + 1)
     )
-
-
-def is_overwritten(properties: bytes) -> bool:
-    """Whether a stretch of properties is no text: zeros, or bytes of something else."""
-    return bool(_NO_TEXT.search(properties)) or len(properties.decode(errors="ignore").encode()) < len(properties) - 1

@@ -1,5 +1,6 @@
 """Message properties: `name 0x01 value 0x02` repeated (MessageDecoder), and the names that the store itself reads."""
 
+import re
 from collections.abc import Mapping
 
 from stratalog.errors import IllegalMessage
@@ -21,6 +22,9 @@ PREPARED = "TRAN_MSG"
 """What a client marks the prepared message of a transaction with."""
 CRC32 = "__CRC32#"
 KEY_SEPARATOR = " "
+
+_NO_TEXT = re.compile(rb"\0|[\x03-\x08\x0b\x0c\x0e-\x1f]{3}")
+_CONTROL = re.compile(rb"[\x03-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 CRC_DIGITS = 10
 CRC_PROPERTY_SIZE = len(CRC32) + 1 + CRC_DIGITS + 1
@@ -72,6 +76,22 @@ def find_property(stored: bytes, name: bytes) -> str | None:
             return value.decode("utf-8", "replace")
         at = text.rfind(lead, 0, at)
     return None
+
+
+def is_overwritten(properties: bytes) -> bool:
+    """Whether a stretch of properties is no text: zeros, or bytes of something else."""
+    return bool(_NO_TEXT.search(properties)) or len(properties.decode(errors="ignore").encode()) < len(properties) - 1
+
+
+def may_be_overwritten(properties: bytes) -> bool:
+    """Whether a single byte is none that clients write: what counts where damage begins right after the properties."""
+    segments = properties.removesuffix(VALUE_END.encode()).split(VALUE_END.encode()) if properties else []
+    return (
+        is_overwritten(properties)
+        or bool(_CONTROL.search(properties))
+        or len(properties.decode(errors="ignore").encode()) < len(properties)
+        or any(NAME_END_BYTE not in segment[1:] for segment in segments)
+    )
 
 
 def split_keys(keys: str | None) -> list[str]:

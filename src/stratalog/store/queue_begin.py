@@ -24,13 +24,12 @@ from stratalog.layout.light import (
     SEPARATOR,
     holds_nearly,
     is_light,
-    is_overwritten,
     light_offset,
     light_places,
 )
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
-from stratalog.layout.properties import PREPARED, find_property
+from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stratalog.errors import CorruptData
-from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, holds_nearly, is_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, Place, allows_light, holds_nearly, is_light, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
 from stratalog.layout.names import is_topic
 from stratalog.layout.sysflag import KNOWN_MASK, enters_queue
@@ -60,7 +60,7 @@ class Findings:
     mends: list[Mend] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
     lost: dict[Damage, list[LostMessage]] = field(default_factory=dict)
-    displaced: list[LostMessage] = field(default_factory=list)
+    displaced: list[Place] = field(default_factory=list)
     """Places in light queues that are lost though the message is not."""
     outcast_count: int = 0
     """Whole records that belong to no place which is known; they are covered."""
@@ -716,8 +716,10 @@ class Lost:
         self._rooms = np.concatenate(([0], np.cumsum(np.array(self._room, np.float64))))
         self._by_place: dict[int, Claim] = dict(heads)
         self._found: dict[Damage, list[LostMessage]] = {damage: [] for damage in damages}
-        self.displaced: list[LostMessage] = []
+        self.displaced: list[Place] = []
         """Places in light queues whose record is there and no longer names them."""
+        self._next_without: dict[Damage, int] = {}
+        """The first lost message in a range of which light queues may not be known."""
         self._next_place: dict[tuple[Damage, str], int] = {}
         """The first lost message in a range that may have stood in a light queue, too."""
         self._taken: dict[QueueKey, list[tuple[int, int, int]]] = defaultdict(list)
@@ -733,17 +735,21 @@ class Lost:
                 self._by_place[offset] = fitting[0]
         for offset in sorted(self._by_place):
             self._take_place(offset, self._by_place[offset])
+        keys = sorted(self._evidence.queues)
+        for key in keys:
+            if not is_light(key[0]):
+                self._take_holes(self._evidence.queues[key])
         for offset, claims in sorted(self._evidence.light_claims.items()):
             damage = self._at(offset)
             claims = [c for c in claims if self._evidence.queue(*c.key).takes(offset, c)]
-            places = [LostMessage(c.topic, c.queue_id, c.queue_offset) for c in claims]
+            places = [(c.topic, c.queue_offset) for c in claims]
             if damage is None:
                 self.displaced += places
             elif offset not in self._by_place:
-                self._found[self._damages[damage]] += places
+                self._place_light(self._damages[damage], places)
             for claim in claims:
                 self._taken[claim.key].append((claim.queue_offset, claim.end, damage or 0))
-        for key in sorted(self._evidence.queues, key=lambda key: (is_light(key[0]), key)):
+        for key in filter(lambda key: is_light(key[0]), keys):
             self._take_holes(self._evidence.queues[key])
         return self._found
 
@@ -831,6 +837,16 @@ class Lost:
         if queue.is_batch:
             return gap_messages(*queue.key, low, high)
         return [LostMessage(*queue.key, number) for number in range(low, high)]
+
+    def _place_light(self, damage: Damage, places: list[Place]) -> None:
+        """A record's offsets in light queues go to a lost message of which no light queue is known, if there is one."""
+        found, at = self._found[damage], self._next_without.get(damage, 0)
+        while places and at < len(found):
+            message, at = found[at], at + 1
+            if not message.places and self._may_stand_in(message, places[0][0]):
+                found[at - 1], places = replace(message, places=tuple(places)), []
+        self._next_without[damage] = at
+        found += [LostMessage(name, LIGHT_QUEUE_ID, number) for name, number in places]
 
     def _place(self, damage: Damage, message: LostMessage) -> None:
         """A light queue's offset goes to a lost message that has none there, if there is one."""

@@ -29,7 +29,7 @@ says or behind it, or the log was changed
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreLocked, StoreUnavailable
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
-from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, Place, is_light, light_places
 from stratalog.layout.message import BLANK, HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
@@ -106,6 +106,10 @@ class RepairPlan:
     """Records that are restored."""
     lost: list[LostMessage] = field(default_factory=list)
     """Messages that cannot be read and that are known by topic, queue and offset."""
+    lost_places: list[Place] = field(default_factory=list)
+    """Places in light queues that are lost though the message is not: its record is kept, or `unplaced`."""
+    damaged_properties: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Places, like `missing`, of records that are kept though damage begins in their properties."""
     missing: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Topic, queue id and offsets [first, end) that no record has, restored or lost, though no damage explains it."""
     gone_count: int = 0
@@ -128,8 +132,16 @@ class RepairPlan:
 
     @property
     def lost_count(self) -> int:
-        """Messages lost; the places of one in light queues are no messages of their own."""
-        return sum(message.message_count for message in self.lost if not is_light(message.topic))
+        """Messages lost, at least: of one that is known by its light queues alone each of these is in `lost`."""
+        light = Counter(message.topic for message in self.lost if is_light(message.topic))
+        known = sum(message.message_count for message in self.lost if not is_light(message.topic))
+        return known + max(light.values(), default=0)
+
+    @property
+    def lost_ranges(self) -> list[tuple[str, int, int, int]]:
+        """Topic, queue id and offsets [first, end) that are lost: those of messages, and places in light queues."""
+        light = [(name, LIGHT_QUEUE_ID, number, number + 1) for name, number in self.lost_places]
+        return [*(place for message in self.lost for place in message.all_places), *light]
 
     @property
     def changes_log(self) -> bool:
@@ -184,6 +196,9 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         repaired = _made_by_repairs(root, disk)
         plan.whole_count -= len(repaired)
         plan.message_count, plan.gone_count = _queued(root, report.log_begin, repaired, disk), report.gone_count
+    gone = {message.all_places[0][:3] for message in plan.lost}
+    gone |= {(one.topic, one.queue_id, one.queue_offset) for one in plan.unplaced}
+    plan.damaged_properties = [place for place in report.damaged_properties if place[:3] not in gone]
     of_log = [action for action in actions if action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG)]
     plan.actions = [
         *_keep_what_is_written_to(of_log, plan), *(action for action in actions if action not in of_log)
@@ -336,22 +351,26 @@ class _LogPlan:
             (key[0], queue.offsets[kept], (queue.ends - queue.numbers)[kept])
             for key, queue in evidence.queues.items() for kept in [~evidence.is_repaired(queue.offsets)]
         )  # fmt: skip
+        displaced = [LostMessage(name, LIGHT_QUEUE_ID, number) for name, number in found.displaced]
         left: list[LostMessage] = []
         for damage in found.damages:
             lost = in_log_order(found.lost[damage])
             if damage.reason == WILD and all(is_light(message.topic) for message in lost):
                 claim = claim_of(self._record_at(damage.begin, damage.end - damage.begin))
                 plan.unplaced.append(LeftOut(damage.begin, *claim.key, claim.queue_offset))
-            plan.lost += lost
+                plan.lost_places += [(message.topic, message.queue_offset) for message in lost]
+            else:
+                plan.lost += lost
             if damage.end == tail.end:
                 self._plan_tail(
                     damage.begin,
                     written_end,
-                    in_log_order([*lost, *self._newest_of([*left, *found.displaced], evidence)]),
+                    in_log_order([*lost, *self._newest_of([*left, *displaced], evidence)]),
                 )
             else:
                 left += self._plan_cover(damage, lost)
-        plan.lost = sorted([*plan.lost, *found.displaced])
+        plan.lost.sort()
+        plan.lost_places = sorted([*plan.lost_places, *found.displaced])
         plan.missing = list(self._missing(evidence, left_by))
         plan.actions.sort(key=lambda action: action.kind == "cover")  # until then the ranges say what was lost
         plan.begins = self._covered_begins(evidence.begins)
@@ -383,9 +402,8 @@ class _LogPlan:
         for what seemed to be missing before or after a record that belongs elsewhere: queues `left_by` those end before
         it or, after retention, begin after it."""
         known: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-        for message in self._plan.lost:
-            for topic, queue_id, first, end in message.all_places:
-                known[topic, queue_id].append((first, end))
+        for topic, queue_id, first, end in self._plan.lost_ranges:
+            known[topic, queue_id].append((first, end))
         for topic, queue_id, first, end in self._plan.report.missing:
             queue = evidence.queue(topic, queue_id)
             if (topic, queue_id) in left_by:

@@ -13,14 +13,20 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.helpers import thread_pool
+from stratalog.layout.message import LOST_FLAG, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES
+from stratalog.layout.properties import may_be_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
+from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.log_scan import misnamed_step
@@ -152,14 +158,19 @@ def _verify(
         threads=threads,
         advance=count.add,
     )
+    cut = dict[int, _Cut]()
     with closing(queues):
         with thread_pool(len(checks), "stratalog-verify") as pool:
-            for chunk in _chunks(surveys, report, _sealed_end(root, disk)):
+            for chunk in _chunks(surveys, report, _sealed_end(root, disk), cut):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
                     done.result()
         for check in checks:
             check.finish()
+    report.damaged_properties = sorted(
+        one.place for offset, one in cut.items() if one.is_overwritten or offset in queues.retagged
+    )
+    report.lost_before = sorted(_lost_before(root, report.missing))
     if report.deleted_count:
         report.notes.append(
             f"{root}: messages of topics that were deleted and created again: {report.deleted_count:,}; their queues "
@@ -258,9 +269,50 @@ class _Count:
                 self._progress(self._size, max(self._size, self._total), self._records)
 
 
-def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int) -> Iterator[Chunk]:
+def _lost_before(root: Path, missing: list[tuple[str, int, int, int]]) -> Iterator[tuple[str, int, int, int]]:
+    """The parts of what is missing whose units say that the messages were lost."""
+    disk = PrivateDisk()
+    for (topic, queue_id), ranges in groupby(sorted(missing), lambda one: one[:2]):
+        firsts, stops = np.array([one[2:] for one in ranges], np.int64).T
+        for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
+            with contextlib.suppress(OSError):  # the report has it
+                for columns in written_units(root / tree / topic / str(queue_id), layout, disk):
+                    numbers, _, _, counts, _ = (column[columns[-1] == LOST_TAGS_CODE] for column in columns)
+                    at = np.minimum(np.searchsorted(stops, numbers, "right"), len(stops) - 1)
+                    begins = np.maximum(numbers, firsts[at])
+                    ends = np.minimum(numbers + np.maximum(counts, 1), stops[at])
+                    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                        if begin < end:
+                            yield topic, queue_id, begin, end
+
+
+class _Cut(NamedTuple):
+    """A whole record that damage may have begun in: a damaged range follows, or the log ends and zeros end it, too."""
+
+    place: tuple[str, int, int, int]
+    is_overwritten: bool
+
+
+def _cut_records(survey: FileSurvey) -> Iterator[tuple[int, _Cut]]:
+    """Log offset and place of each such record of a file that is in a queue."""
+    edges = [damage.begin - survey.base_offset for damage in survey.damages]
+    edges += [] if survey.is_closed else [survey.end]
+    for position in survey.positions[np.isin(survey.positions + survey.sizes, edges)].tolist():
+        assert survey.file is not None
+        record = decode_record(survey.file.view.data, position, verify=False)
+        is_newest = position + record.total_size == survey.end and not survey.tail_size
+        may_be_cut = not is_newest or record.properties.endswith(b"\0")
+        if may_be_cut and record.flag != LOST_FLAG and enters_queue(record.sys_flag):
+            topic, number = record.topic.decode("utf-8", "surrogateescape"), record.queue_offset
+            place = topic, record.queue_id, number, number + 1
+            yield survey.base_offset + position, _Cut(place, may_be_overwritten(record.properties))
+
+
+def _chunks(
+    surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int, cut: dict[int, _Cut]
+) -> Iterator[Chunk]:  # fmt: skip
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
-    records after it are handed out."""
+    records after it are handed out; the records in front of it go into `cut`."""
     join = DamageJoin()
     last: FileSurvey | None = None
     for survey in surveys:
@@ -269,6 +321,8 @@ def _chunks(surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int
         report.log_file_count += survey.file is not None
         for damage in join.take(survey):
             _report_damage(report, damage, survey)
+        if not report.is_live:
+            cut.update(_cut_records(survey))
         for first in range(0, len(survey.positions), CHUNK_RECORDS):
             part = slice(first, first + CHUNK_RECORDS)
             assert survey.file is not None

@@ -42,7 +42,7 @@ from stratalog.tools.evidence import queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.verify_files import is_of_other_type
 from stratalog.tools.verify_report import CHUNK_RECORDS, REPAIR, Chunk, Part, Problem, VerifyReport
-from stratalog.tools.verify_special import SpecialQueues, passed_over_step
+from stratalog.tools.verify_special import SpecialQueues, passed_over_step, retagged
 
 Units = np.ndarray[tuple[int], np.dtype[np.void]]
 _FLAG = HEAD.position("flag")
@@ -151,7 +151,13 @@ class QueueCheck:
         self._open = OpenFiles(disk)
         self._topics = Topics(root, disk)
         self._outside: set[str] = set()
+        self._retagged: set[int] = set()
         self._has_light_queues = has_light_queues(root, disk, settings)
+
+    @property
+    def retagged(self) -> set[int]:
+        """Log offsets of records whose units agree with them but for the tags code."""
+        return self._retagged | self._special.retagged
 
     def check(self, chunk: Chunk) -> None:
         """Compare the units of these records."""
@@ -323,6 +329,7 @@ class QueueCheck:
             written = np.flatnonzero(stored["size"])
             end = int(written[-1]) + 1 if written.size else 0
             self._report.units_behind += len(expected) - end
+        self._retagged |= retagged(expected, stored)
         self._report_missing(queue, (~same[:end]) & (stored["size"][:end] == 0))
         for number in np.flatnonzero(~same[:end] & (stored["size"][:end] != 0)).tolist():
             self._add(queue.files, queue.next + number, _told(expected[number]), _told(stored[number]))

@@ -68,6 +68,10 @@ class VerifyReport:
     """Messages of topics that were deleted and created again: the queues begin after them."""
     missing: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Topic, queue id and offsets [first, end) that no record has, though no damage of the log explains it."""
+    lost_before: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Those of `missing` whose units say that they were lost to damage earlier."""
+    damaged_properties: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Places, like `missing`, of whole records in front of damage that begins in their properties."""
     fillers: list[int] = field(default_factory=list)
     """Log offsets of the records that a repair left where no placeholder had room."""
     units_behind: int = 0

@@ -46,6 +46,14 @@ class _Expected:
         """Log offsets of the records whose place another one has."""
 
 
+def retagged(expected: Units, stored: Units) -> set[int]:
+    """Log offsets that units lead to as they should, with another tags code."""
+    is_told = ~fillers(stored)
+    for name in ("commit_log_offset", "size"):
+        is_told &= stored[name] == expected[name]
+    return set(stored["commit_log_offset"][is_told & (stored["tags_code"] != expected["tags_code"])].tolist())
+
+
 def passed_over_step(record: Record) -> str:
     """What to do about a record that its queue does not lead to, as it has other messages there."""
     step = "let `stratalog repair STORE` restore the record that is wrong, or set it aside"
@@ -65,6 +73,7 @@ class SpecialQueues:
     ) -> None:  # fmt: skip
         self._root, self._disk, self._report, self._begins = root, disk, report, begins
         self._queues: dict[tuple[str, int], _Expected] = {}
+        self.retagged: set[int] = set()
 
     def expect(self, topic: str, queue_id: int) -> None:
         """Look at this queue's files though the log may call for nothing in it."""
@@ -204,6 +213,7 @@ class SpecialQueues:
             else:
                 at = found.pop(0)
                 misplaced = at < before if layout is BATCH_UNIT else places[at] != number * layout.size
+                self.retagged |= retagged(unit.reshape(1), stored[at : at + 1]) if stored[at] != unit else set()
                 if stored[at] != unit or misplaced:
                     where = "another place for " if stored[at] == unit else ""
                     self._add(queue, places[at], f"{where}{unit} in queue {name}", str(stored[at]))

@@ -1,0 +1,130 @@
+"""Damage that begins in a record's properties and runs into the next record: the first one stays, and is named.
+
+Its body is whole. No checksum covers its properties: what was overwritten may be tags, keys or light queues.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Kind, read_on
+from stratalog.config.settings import StoreSettings
+from stratalog.layout.light import MULTI_DISPATCH
+from stratalog.layout.message import Record, decode_record
+from stratalog.layout.properties import KEYS, TAGS, find_property, may_be_overwritten
+from stratalog.layout.queue import UNIT
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import RepairPlan, plan_repair
+from stratalog.tools.verify import verify
+from stratalog.tools.verify_report import VerifyReport
+
+LOG = Path("commitlog") / ("0" * 20)
+HEAD_ONLY, WHOLE = 30, 10_000
+FILLINGS = {"zeros": bytes(WHOLE), "ones": b"\xff" * WHOLE, "noise": random.Random(32).randbytes(WHOLE)}
+READ = [name.encode() for name in (TAGS, KEYS, MULTI_DISPATCH)]
+
+
+class Damaged:
+    """A store with such damage: of `records`, the one numbered `which` loses its last `left_out` bytes."""
+
+    def __init__(self, kind: Kind, root: Path, which: int, left_out: int, filling: str, reach: int, count: int = 8):
+        self.root, self.settings = root, StoreSettings.make({**SIZES, **kind.settings})
+        self.content = kind.made(root, count=count)
+        data = bytearray((root / LOG).read_bytes())
+        places = {known.commit_log_offset for queue in self.content.queues.values() for known in queue.values()}
+        records = [decode_record(bytes(data), place) for place in sorted(places)]
+        self.put = records[which]
+        end = self.put.commit_log_offset + self.put.total_size
+        if left_out > len(self.put.properties):
+            pytest.skip("the properties are shorter")
+        following = records[which + 1].total_size if -1 < which < len(records) - 1 else 100
+        self.stretch = FILLINGS[filling][: left_out + min(reach, following)]
+        data[end - left_out : end - left_out + len(self.stretch)] = self.stretch
+        (root / LOG).write_bytes(data)
+        self.stretch = self.stretch[:left_out]
+        self.stored = decode_record(bytes(data), self.put.commit_log_offset)
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.put.topic.decode(), self.put.queue_id, self.put.queue_offset
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether what is read of the properties has changed; bytes that are text are not told apart from others."""
+        is_same = all(find_property(self.stored.properties, n) == find_property(self.put.properties, n) for n in READ)
+        return not is_same and may_be_overwritten(self.stretch.join((b"n\1", b"\2")))
+
+    def seen(self) -> tuple[VerifyReport, RepairPlan]:
+        return verify(self.root, settings=self.settings), plan_repair(self.root, settings=self.settings)
+
+
+def _names(places: list[tuple[str, int, int, int]], record: Record) -> bool:
+    return (record.topic.decode(), record.queue_id, record.queue_offset) in [place[:3] for place in places]
+
+
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("filling", FILLINGS)
+@pytest.mark.parametrize("reach", [HEAD_ONLY, WHOLE], ids=["head", "record"])
+@pytest.mark.parametrize("which", [0, 4, 6, -1])
+@pytest.mark.parametrize("left_out", range(88))
+def test_a_record_whose_properties_are_damaged_is_named(
+    left_out: int, which: int, reach: int, filling: str, kind: Kind, tmp_path: Path
+) -> None:
+    damaged = Damaged(kind, tmp_path, which, left_out, filling, reach)
+    report, plan = damaged.seen()
+    is_verified, is_planned = (_names(one.damaged_properties, damaged.put) for one in (report, plan))
+    lost = {message.all_places[0][:3] for message in plan.lost}
+    assert is_verified or not damaged.can_be_told
+    assert is_planned or not damaged.can_be_told or damaged.place in lost
+    assert not is_planned or damaged.place not in lost
+    assert left_out or not report.damaged_properties
+    assert len(report.damaged_properties) <= 1
+
+
+@pytest.mark.parametrize("kind", [PLAIN, LIGHT_KIND], ids=str)
+def test_the_unit_tells_that_a_legible_byte_of_tags_was_overwritten(kind: Kind, tmp_path: Path) -> None:
+    damaged = Damaged(kind, tmp_path, 4, 1, "zeros", HEAD_ONLY)
+    at = damaged.put.commit_log_offset + damaged.put.total_size
+    data = bytearray((tmp_path / LOG).read_bytes())
+    data[at - 1 : at] = b"\2"
+    tags = data.index(b"TAGS\1", damaged.put.commit_log_offset) + 5
+    data[tags : tags + 1] = b"z"
+    (tmp_path / LOG).write_bytes(data)
+    report, plan = damaged.seen()
+    assert _names(report.damaged_properties, damaged.put)
+    assert _names(plan.damaged_properties, damaged.put)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_record_that_is_named_stays_and_is_not_named_again(kind: Kind, tmp_path: Path) -> None:
+    damaged = Damaged(kind, tmp_path, 4, 3, "noise", WHOLE)
+    plan = damaged.seen()[1]
+    assert repair(plan).ok
+    with kind.open(tmp_path, mode="r") as store:
+        found = read_on(store.queue(*damaged.place[:2]))[0]
+    assert _names(plan.damaged_properties, damaged.put) == (damaged.place[2] in found)
+    report, again = damaged.seen()
+    assert not report.damaged_properties
+    assert not again.damaged_properties
+    assert not again.actions
+
+
+def test_a_healthy_record_with_odd_properties_is_not_named(tmp_path: Path) -> None:
+    with PLAIN.open(tmp_path) as store:
+        for properties in (b"", b"\xff\xfe", b"no separator", b"TAGS\1a\2KEYS\1k"):
+            store.queue("topic", 0).put_raw(b"body", properties)
+            assert not verify(tmp_path).damaged_properties
+    assert not verify(tmp_path).damaged_properties
+
+
+def test_a_damaged_unit_of_the_newest_record_is_no_damage_of_its_properties(tmp_path: Path) -> None:
+    PLAIN.made(tmp_path, count=1)
+    (unit_file,) = PLAIN.files(tmp_path, PLAIN.queues[0])
+    data = bytearray(unit_file.read_bytes())
+    data[UNIT.size - 1] ^= 1
+    unit_file.write_bytes(data)
+    report = verify(tmp_path, settings=StoreSettings.make(SIZES))
+    assert not report.ok
+    assert not report.damaged_properties
