@@ -4,6 +4,7 @@ Records do not cross files, and within a file a piece begins where a whole recor
 are put together in order: each must begin where the one before ended, else the walk goes on from there.
 """
 
+import contextlib
 import os
 import shlex
 from collections import deque
@@ -23,7 +24,7 @@ from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_r
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.commit_log import CommitLog
-from stratalog.store.disk import MappedFile, PrivateDisk
+from stratalog.store.disk import Disk, MappedFile, PrivateDisk
 
 _PIECE_SIZE = 8 << 20
 _PIECES_PER_THREAD = 2
@@ -446,10 +447,19 @@ def refuse_misnamed(directory: Path) -> None:
                 raise CorruptData(step, path=str(directory / name))
 
 
-def misnamed_step(path: Path) -> str:
-    """`named_wrong` of a file that is not mapped."""
-    if not path.stat().st_size:
-        return ""
+def misnamed_files(directory: Path, disk: Disk) -> dict[str, str]:
+    """The files in the log's directory that have another one's name, with what to do. That is one step at a time: the
+    first one's may move others. A file that cannot be read is left out."""
+    found = dict[str, str]()
+    for name, size in disk.files(directory).items():
+        with contextlib.suppress(OSError):
+            if size and (step := _misnamed_step(directory / name)):
+                first = next(iter(found), None)
+                found[name] = f"do what is said of {first} first, then look again" if first else step
+    return found
+
+
+def _misnamed_step(path: Path) -> str:
     file = PrivateDisk().map(path)
     try:
         return named_wrong(file)

@@ -59,7 +59,7 @@ from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import LeftOut
-from stratalog.store.log_scan import misnamed_step
+from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, has_place, written_units
@@ -224,9 +224,8 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
 
 def _refuse_wrong_names(root: Path) -> None:
     """Raise `CorruptData` for a log file under another one's name: its messages are whole, and would be set aside."""
-    for name in PrivateDisk().files(root / COMMIT_LOG):
-        if step := misnamed_step(root / COMMIT_LOG / name):
-            raise CorruptData(step, path=str(root / COMMIT_LOG / name))
+    for name, step in misnamed_files(root / COMMIT_LOG, PrivateDisk()).items():
+        raise CorruptData(step, path=str(root / COMMIT_LOG / name))
 
 
 def _queued(root: Path, log_begin: int, repaired: NDArray[np.int64], disk: PrivateDisk) -> int:

@@ -6,7 +6,7 @@ lock. A file that is missing in the middle takes part as one without a record.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,15 +86,18 @@ class FileSurvey:
 
 def survey_log(
     directory: Path, disk: PrivateDisk, *, file_size: int, may_be_torn: bool, threads: int | None = None,
-    advance: Advance | None = None,
+    advance: Advance | None = None, misnamed: Container[str] = (),
 ) -> Iterator[FileSurvey]:  # fmt: skip
     """Every file of the log in order, a few looked at ahead. The caller closes each; `disk` maps them privately.
+    Of the `misnamed` files, whose names are others', those far from the rest are left out.
 
     After a crash a record may be torn (`may_be_torn`): its properties end with zeros.
     """
     look = partial(survey_file, disk=disk, file_size=file_size, may_be_torn=may_be_torn)
     before: FileSurvey | None = None
-    for survey in _surveys(_expected_files(directory, disk, file_size), partial(look, advance=advance), threads):
+    for survey in _surveys(
+        _expected_files(directory, disk, file_size, misnamed), partial(look, advance=advance), threads
+    ):
         if before:
             if before.file and not before.is_closed and len(survey.positions):  # a writer may have gone on meanwhile
                 before = look(before.path, before.base_offset)
@@ -122,7 +125,9 @@ def _surveys(
                 waiting.cancel()
 
 
-def _expected_files(directory: Path, disk: PrivateDisk, file_size: int) -> Iterator[tuple[Path, int]]:
+def _expected_files(
+    directory: Path, disk: PrivateDisk, file_size: int, misnamed: Container[str]
+) -> Iterator[tuple[Path, int]]:  # fmt: skip
     """Path and start of each file from the oldest to the newest, those that are missing between them included."""
     expected: int | None = None
     for name in disk.files(directory):
@@ -130,6 +135,8 @@ def _expected_files(directory: Path, disk: PrivateDisk, file_size: int) -> Itera
         if start is None or start % file_size or (expected is not None and start < expected):
             continue
         if expected is not None and start - expected > MISSING_MAX * file_size:
+            if name in misnamed:
+                continue
             raise CorruptData(
                 f"{(start - expected) // file_size:,} files are missing in front of this one: if it is none of this "
                 "store's, move it out of the directory",

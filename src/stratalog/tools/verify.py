@@ -11,7 +11,7 @@ known to them, to the checkpoint or the snapshot, and not in the log, is a probl
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
@@ -23,13 +23,13 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.helpers import thread_pool
 from stratalog.layout.message import LOST_FLAG, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
 from stratalog.layout.properties import may_be_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
-from stratalog.store.log_scan import misnamed_step
+from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import check_finished, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
@@ -137,7 +137,8 @@ def _verify(
     report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
     given, (settings, guessed) = settings, _sized(settings, root, disk)
     report.notes += [guess_text(guessed)] if guessed else []
-    check_files(root, settings, disk, report)
+    misnamed = misnamed_files(root / COMMIT_LOG, disk)
+    check_files(root, settings, disk, report, misnamed=misnamed)
     contradicted = list[tuple[str, int]]()
     with contextlib.suppress(OSError):  # the report has it
         contradicted += contradicted_notes(given, root, PrivateDisk())
@@ -157,11 +158,12 @@ def _verify(
         may_be_torn=may_be_torn(root, disk),
         threads=threads,
         advance=count.add,
+        misnamed=misnamed,
     )
     cut = dict[int, _Cut]()
     with closing(queues):
         with thread_pool(len(checks), "stratalog-verify") as pool:
-            for chunk in _chunks(surveys, report, _sealed_end(root, disk), cut):
+            for chunk in _chunks(surveys, report, _sealed_end(root, disk), misnamed, cut):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
                     done.result()
@@ -192,9 +194,8 @@ def _verify(
     if report.is_log_lost:  # whatever else is wrong follows from that
         report.problems = [problem for problem in report.problems if problem.part == "config"]
         report.problem_count = len(report.problems)
-        steps = (misnamed_step(root / COMMIT_LOG / name) for name in PrivateDisk().files(root / COMMIT_LOG))
-        step = next(filter(None, steps), no_record_step(settings))
-        report.add(Problem("log", str(root / COMMIT_LOG), 0, "records", "not one whole record", step))
+        name, step = next(iter(misnamed.items()), ("", no_record_step(settings)))
+        report.add(Problem("log", str(root / COMMIT_LOG / name), 0, "records", "not one whole record", step))
     report.problems.sort(key=lambda problem: PARTS.index(problem.part))
     return report
 
@@ -309,10 +310,13 @@ def _cut_records(survey: FileSurvey) -> Iterator[tuple[int, _Cut]]:
 
 
 def _chunks(
-    surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int, cut: dict[int, _Cut]
+    surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int, misnamed: Mapping[str, str],
+    cut: dict[int, _Cut],
 ) -> Iterator[Chunk]:  # fmt: skip
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
-    records after it are handed out; the records in front of it go into `cut`."""
+    records after it are handed out, and the records in front of it into `cut`; it is no problem of its own where a file
+    has another one's name."""
+    foreign = [start for start in map(offset_of, misnamed) if start is not None]
     join = DamageJoin()
     last: FileSurvey | None = None
     for survey in surveys:
@@ -320,7 +324,9 @@ def _chunks(
             report.log_begin = report.log_end = survey.base_offset
         report.log_file_count += survey.file is not None
         for damage in join.take(survey):
-            _report_damage(report, damage, survey)
+            report.damages.append(damage)
+            if not any(damage.begin <= start < damage.end for start in foreign):
+                _report_damage(report, damage, survey)
         if not report.is_live:
             cut.update(_cut_records(survey))
         for first in range(0, len(survey.positions), CHUNK_RECORDS):
@@ -336,12 +342,11 @@ def _chunks(
         if last.reason == UNREADABLE:
             report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, UNREADABLE))
         elif join.open_begin is not None:
-            _end_of_log(report, last, join, sealed_end)
+            _end_of_log(report, last, join, sealed_end, is_misnamed=max(foreign, default=-1) >= join.open_begin)
         last.close()
 
 
 def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> None:
-    report.damages.append(damage)
     position = damage.begin % survey.full_size
     path = survey.path.with_name(f"{damage.begin - position:020d}")
     report.add(
@@ -354,7 +359,9 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     )  # fmt: skip
 
 
-def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin, sealed_end: int) -> None:
+def _end_of_log(
+    report: VerifyReport, last: FileSurvey, join: DamageJoin, sealed_end: int, *, is_misnamed: bool
+) -> None:  # fmt: skip
     """No record follows: the log ends here. Something written after the end is a record that was never finished, if
     the log is not known to have reached further."""
     assert join.open_begin is not None
@@ -363,16 +370,17 @@ def _end_of_log(report: VerifyReport, last: FileSurvey, join: DamageJoin, sealed
     path = last.path.with_name(f"{join.open_begin - position:020d}")
     report.torn_size = max(0, join.written_end - join.open_begin)
     if report.torn_size and (report.clean or not join.is_unfinished):
-        report.add(
-            Problem(
-                "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
-                if report.clean else "the end of the log, or unfinished records",
-                f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
-                f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
-                "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
-                + (", before the store is opened for writing, which cuts them off" if is_cut_off else ""),
-            )
-        )  # fmt: skip
+        if not is_misnamed:
+            report.add(
+                Problem(
+                    "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
+                    if report.clean else "the end of the log, or unfinished records",
+                    f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
+                    f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
+                    "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
+                    + (", before the store is opened for writing, which cuts them off" if is_cut_off else ""),
+                )
+            )  # fmt: skip
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
     elif report.torn_size and not report.is_live:
         report.notes.append(

@@ -1,9 +1,10 @@
 """The part of `verify` that looks at files as such: names, sizes and gaps, the configuration, the checkpoint."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, command
@@ -16,7 +17,6 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.log_scan import misnamed_step
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
@@ -104,14 +104,17 @@ def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path
     return any(disk.files(at / queue_id) for at in below for queue_id in disk.directories(at))
 
 
-def check_files(root: Path, settings: StoreSettings, disk: Disk, report: VerifyReport) -> None:
-    """Look at every directory of data files, and at the configuration. The log's content is not looked at."""
+def check_files(
+    root: Path, settings: StoreSettings, disk: Disk, report: VerifyReport, *, misnamed: Mapping[str, str]
+) -> None:  # fmt: skip
+    """Look at every directory of data files, and at the configuration. The log's content is not looked at; `misnamed`
+    are its files that have another one's name."""
     log = root / names.COMMIT_LOG
     restore = (
         "restore the file, or let `stratalog repair STORE` mend it: whole records are kept. If the store uses "
         "another size, give mapped_file_size_commit_log"
     )
-    _check_directory(log, settings.commit_log_file_size, restore, disk, report)
+    _check_directory(log, settings.commit_log_file_size, restore, disk, report, misnamed=misnamed)
     for path, expected, found in misplaced(root):
         _add(report, path, expected, found, MISPLACED)
     if not (root / names.SNAPSHOT).is_dir() and not has_whole_snapshot(root, disk):
@@ -148,7 +151,10 @@ def left_over(name: str) -> str:
     return f"left over from a {'rebuild' if name == names.STAGING else 'process'} that did not end"
 
 
-def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk, report: VerifyReport) -> None:
+def _check_directory(
+    directory: Path, file_size: int, next_step: str, disk: Disk, report: VerifyReport, *,
+    misnamed: Mapping[str, str] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Files of one size, each named by where it begins, none missing between the first and the last."""
     files = disk.files(directory)
     starts: list[int] = []
@@ -158,11 +164,12 @@ def _check_directory(directory: Path, file_size: int, next_step: str, disk: Disk
     for name, size in files.items():
         start = offset_of(name)
         if start is None:
-            step = ""
-            with contextlib.suppress(OSError):
-                step = misnamed_step(directory / name) if directory.name == names.COMMIT_LOG else ""
-            _add(report, directory / name, "a data file's name (20 digits)", "another name", step or _AWAY)
+            step = misnamed.get(name, _AWAY)
+            _add(report, directory / name, "a data file's name (20 digits)", "another name", step)
             continue
+        if name in misnamed:
+            what = "records of this place of the log", "those of another place"
+            _add(report, directory / name, *what, misnamed[name])
         starts.append(start)
         if start % file_size if file_size else 0:
             _add(report, directory / name, f"a file that begins at a multiple of {file_size:,}", "another", next_step)
