@@ -72,9 +72,22 @@ def test_a_directory_whose_entries_may_not_be_looked_at(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_file_instead_of_a_directory(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "f").write_text("")
-    assert "is a file" in sentence(call("put", tmp_path / "f", "orders", "a"))
+@pytest.mark.parametrize(
+    "command",
+    ["get STORE orders", "query STORE orders k", "tail STORE orders", "put STORE orders a", "inspect STORE",
+     "verify STORE", "repair STORE", "repair STORE --to COPY --yes", "repair STORE --in-place --yes", "rebuild STORE",
+     "rebuild STORE --yes"],
+)  # fmt: skip
+def test_a_file_instead_of_the_store_gets_one_sentence_from_every_command(
+    command: str, tmp_path: Path, call: Call
+) -> None:
+    file = tmp_path / "f"
+    file.write_text("")
+    for store, text in ((file, "is a file"), (file / "s", f"lies below the file {file}")):
+        words = [{"STORE": store, "COPY": tmp_path / "copy"}.get(word, word) for word in command.split()]
+        told = sentence(call(*words), exit_code=2 if words[0] == "verify" else 1)
+        assert told == f"stratalog: {store} {text}: give the store's directory"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_store_that_another_one_writes(small_store: Path, call: Call) -> None:

@@ -78,7 +78,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_as_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    refused(tmp_path / "file", NotAStore, "is a file", "give the directory")
+    refused(tmp_path / "file", NotAStore, "is a file: give the store's directory")
     with pytest.raises(NotAStore, match="file"):
         stratalog.open(tmp_path / "file" / "below")
 

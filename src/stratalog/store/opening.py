@@ -167,11 +167,16 @@ def check_finished(root: Path) -> None:
     raise NotAStore(f"{root} is an unfinished copy: remove it and run {again} again")
 
 
-def _check_directory(root: Path, disk: Disk) -> None:
-    check_finished(root)
+def check_path(root: Path) -> None:
+    """Raise `NotAStore` for a path that can be no store's, and as `check_finished` does."""
     if not (there := in_the_way(root)).is_dir():
         where = "is a file" if there == root else f"lies below the file {there}"
-        raise NotAStore(f"{root} {where}: give the directory that holds (or shall hold) commitlog/")
+        raise NotAStore(f"{root} {where}: give the store's directory")
+    check_finished(root)
+
+
+def _check_directory(root: Path, disk: Disk) -> None:
+    check_path(root)
     if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():
         return
     content = disk.files(root).keys() | set(disk.directories(root))

@@ -20,7 +20,7 @@ from stratalog.layout.names import (
 )
 from stratalog.store.disk import lock_owner
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.opening import check_finished
+from stratalog.store.opening import check_path
 from stratalog.tools.verify_files import MISPLACED, QUEUE_TREES, misplaced
 
 OWN_NAMES = (COMMIT_LOG, *QUEUE_TREES, INDEX, CONFIG, CHECKPOINT, ABORT, LOCK, SNAPSHOT, SIZES, QUARANTINE, STAGING)
@@ -31,7 +31,7 @@ def refuse_without_log(root: Path) -> None:
     """Raise `NotAStore` where there is no log, `NotADirectoryError` where it is a file."""
     if (root / COMMIT_LOG).is_dir():
         return
-    check_finished(root)
+    check_path(root)
     if (root / COMMIT_LOG).exists():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root / COMMIT_LOG))
     left = [f"{name}/" for name in (*QUEUE_TREES, INDEX) if (root / name).is_dir()]

@@ -60,7 +60,7 @@ from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_files
-from stratalog.store.opening import check_finished, stamps
+from stratalog.store.opening import check_path, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, has_place, written_units
 from stratalog.store.recovery import Damage
@@ -169,7 +169,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
 
 
 def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None) -> RepairPlan:
-    check_finished(root)
+    check_path(root)
     refuse_links(root, but=(COMMIT_LOG,))
     refuse_misplaced(root)
     _refuse_wrong_names(root)
