@@ -90,6 +90,20 @@ def test_a_file_instead_of_the_store_gets_one_sentence_from_every_command(
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["get STORE TOPIC", "query STORE TOPIC k", "tail STORE TOPIC", "dump STORE --topic TOPIC"],
+)
+def test_an_empty_topic_is_a_wrong_call(command: str, small_store: Path, call: Call) -> None:
+    """As of an unset variable of the shell. (`put`: see below.)"""
+    before = sorted(small_store.rglob("*"))
+    done = call(*({"STORE": small_store, "TOPIC": ""}.get(word, word) for word in command.split()))
+    assert done.exit_code == 2
+    assert "the topic is empty: give its name" in done.stderr
+    assert done.stdout == ""
+    assert sorted(small_store.rglob("*")) == before
+
+
 def test_a_store_that_another_one_writes(small_store: Path, call: Call) -> None:
     with stratalog.open(small_store, **SETTINGS):
         command = [sys.executable, "-m", "stratalog.cli.main", "put", small_store, "orders", "a"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stratalog.cli.output import cut, escaped, message_json, show_json, size_text, tell, terminal_width, time_text
-from stratalog.cli.place import JsonFlag, given_path, warm_up
+from stratalog.cli.place import JsonFlag, given_path, given_topic, warm_up
 from stratalog.cli.read import moment
 from stratalog.errors import IllegalMessage, NotAStore
 
@@ -46,7 +46,9 @@ def dump(
             "--type", help="Type of the file, or which files of a directory: commitlog, consumequeue, index …"
         ),
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Of this topic.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", parser=given_topic, metavar="TEXT", help="Of this topic.")
+    ] = None,
     queue_id: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Of this queue.")] = None,
     first: Annotated[int | None, typer.Option("--from-offset", min=0, help="At or after this queue offset.")] = None,
     last: Annotated[int | None, typer.Option("--to-offset", min=0, help="At or before this queue offset.")] = None,

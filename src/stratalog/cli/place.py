@@ -29,6 +29,13 @@ def _given_place(text: str) -> str:
     return text
 
 
+def given_topic(text: str) -> str:
+    """A topic of the command line. An unset variable of the shell is none."""
+    if not text:
+        raise typer.BadParameter("the topic is empty: give its name")
+    return text
+
+
 StoreArgument = Annotated[
     Path, typer.Argument(parser=given_path, metavar="STORE", help="Directory of the message store.")
 ]

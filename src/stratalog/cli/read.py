@@ -20,7 +20,15 @@ from stratalog.cli.output import (
     table,
     tell,
 )
-from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, StoreArgument, TierFlag, open_place
+from stratalog.cli.place import (
+    JsonFlag,
+    PlaceArgument,
+    SettingsOption,
+    StoreArgument,
+    TierFlag,
+    given_topic,
+    open_place,
+)
 from stratalog.errors import OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ TAIL_EXAMPLES = """
 stratalog tail data/store orders                   # until Ctrl-C
 stratalog tail data/store orders --last 0 --count 5"""
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")]
+TopicArgument = Annotated[str, typer.Argument(parser=given_topic, metavar="TOPIC", help="Topic to read.")]
 QueueOption = Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue of the topic.")]
 FullFlag = Annotated[bool, typer.Option("--full", help="Show whole bodies instead of what fits on a line.")]
 
