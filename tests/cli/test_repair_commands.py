@@ -225,12 +225,15 @@ def test_the_ranges_of_lost_messages_are_named_without_gaps() -> None:
     assert offsets_text(places) == "b/0 at 5 to 7; t/0 at 1 to 3, 7"
 
 
-def test_the_next_step_of_an_unreadable_configuration_exists(small_store: Path, call: Call) -> None:
+@pytest.mark.parametrize("copy", [None, "{broken", "{}"])
+def test_the_next_step_of_an_unreadable_configuration_helps(copy: str | None, small_store: Path, call: Call) -> None:
     (small_store / "config").mkdir(exist_ok=True)
     (small_store / "config" / "topics.json").write_text("{broken")
-    assert "stratalog repair" not in call("verify", small_store).stdout
-    (small_store / "config" / "topics.json.bak").write_text("{}")
+    if copy:
+        (small_store / "config" / "topics.json.bak").write_text(copy)
     assert "`stratalog repair" in call("verify", small_store).stdout
+    assert call("repair", small_store, "--in-place", "--yes").exit_code == 0
+    assert call("verify", small_store).exit_code == 0
 
 
 def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(

@@ -19,8 +19,9 @@ import stratalog
 from crash.interrupts import Dropped, Injector, unraisable_dropped
 from store.model import QUIET, SMALL
 from stratalog import helpers
+from stratalog.errors import StoreLocked
 from stratalog.helpers import imported, thread_pool
-from stratalog.store import commit_log, next_files, snapshot, worker
+from stratalog.store import commit_log, next_files, opening, snapshot, worker
 from stratalog.store.disk import Disk
 from stratalog.store.flush import Periodic
 from stratalog.store.message_store import MessageStore
@@ -220,3 +221,30 @@ def test_the_garbage_collector_is_on_wherever_opening_is_interrupted(tmp_path: P
             raised = opened(injector := Injector(number, raises=Dropped, traced=traced))
             assert gc.isenabled(), injector.point
             del raised  # with its frames, and what they hold
+
+
+def test_no_lock_is_left_wherever_opening_is_interrupted(tmp_path: Path) -> None:
+    """Not even until the next garbage collection; but for the store that `open` returns, which nobody has then."""
+    given: dict[str, Any] = {**SMALL, **QUIET}
+    with stratalog.open(tmp_path, **given) as store:
+        store.put("t", b"first")
+
+    def opened(injector: Injector) -> None:
+        with contextlib.suppress(Dropped), injector:
+            stratalog.open(tmp_path, **given).close()
+
+    traced = (opening.__file__,)
+    with unraisable_dropped():
+        opened(counted := Injector(0, returns=False, traced=traced))
+        assert len(counted.points) > 50
+        for number in counted.points:
+            gc.collect()
+            gc.disable()
+            try:
+                opened(injector := Injector(number, returns=False, raises=Dropped, traced=traced))
+                try:
+                    stratalog.open(tmp_path, **given).close()
+                except StoreLocked as error:
+                    raise AssertionError(injector.point) from error
+            finally:
+                gc.enable()

@@ -87,11 +87,12 @@ def open_store(
     pauses_s = iter(_PAUSES_S if disk.read_only else ())
     while True:
         seen = stamps(root, disk)
-        store: MessageStore | None = None
+        made: list[MessageStore] = []
         try:
             _check_directory(root, disk)
             last_locked = disk.stamp(str(root / names.LOCK))
-            store, guessed = _made(root, settings, disk, clock_ns, _locked(root, disk), small=small)
+            guessed = _make(made, root, settings, disk, clock_ns, _locked(root, disk), small=small)
+            (store,) = made
             store.open(last_locked, progress)
             store.recovery.notes += guessed
             pause_s = next(pauses_s, None)
@@ -101,7 +102,7 @@ def open_store(
                 return store
             store.close()
         except BaseException as error:
-            if store:
+            for store in made:
                 try:
                     store.release()
                 except BaseException:  # a signal handler raised again: nobody else can release what the store holds
@@ -125,18 +126,21 @@ def _locked(root: Path, disk: Disk) -> Callable[[], None]:
     return disk.lock(root / names.LOCK)
 
 
-def _made(
-    root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs, release: Callable[[], None], *, small: bool
-) -> tuple[MessageStore, list[str]]:
-    """The store, not opened yet, and notes on what is guessed of it."""
+def _make(
+    made: list[MessageStore], root: Path, settings: StoreSettings, disk: Disk, clock_ns: ClockNs,
+    release: Callable[[], None], *, small: bool,
+) -> list[str]:  # fmt: skip
+    """Add the store to what is `made`, not opened yet; returns notes on what is guessed of it. What a signal handler
+    raises as this returns would lose a store that is returned, and with it the lock."""
     try:
         check_given_sizes(settings, root, disk)
         given, (settings, guessed) = settings, completed(settings, root, disk, small=small)
         check_index_files(given, settings, root, disk)
-        store = MessageStore(root, settings, disk, clock_ns, release, guessed_sizes=guessed)
-        return store, [guess_text(guessed)] if guessed else []
+        made.append(MessageStore(root, settings, disk, clock_ns, release, guessed_sizes=guessed))
+        return [guess_text(guessed)] if guessed else []
     except BaseException:
-        release()
+        if not made:
+            release()
         raise
 
 
