@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import stratalog
-from crash.interrupts import Injector, unraisable_dropped
+from crash.interrupts import Injector, Interrupted, unraisable_dropped
 from store.model import scratch_folder
 from stratalog.errors import StoreClosed, StoreLocked
 from stratalog.store.message_store import MessageStore
@@ -118,3 +118,39 @@ def test_a_close_that_is_interrupted_while_it_waits_for_an_append_unmaps_nothing
     assert verify(tmp_path).ok
     with stratalog.open(tmp_path, **SETTINGS) as again:
         assert again.log.end_offset == end
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(12))
+def test_wherever_the_end_of_a_with_block_is_interrupted_the_store_is_closed(part: int, tmp_path: Path) -> None:
+    """Nobody calls `close` then. But for the call of `__exit__` itself: no line of it has run."""
+    given: dict[str, Any] = {**SETTINGS, "flush": "sync"}
+    before = set(threading.enumerate())
+
+    def used(injector: Injector) -> None:
+        with stratalog.open(tmp_path, **given) as store:
+            store.put("t", b"x", keys="k")
+            injector.__enter__()
+
+    def ended(injector: Injector) -> None:
+        try:
+            used(injector)
+        except Interrupted:
+            pass
+        finally:
+            injector._disarm()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive(), thread
+        stratalog.open(tmp_path, **given).close()
+
+    with unraisable_dropped():
+        for _ in range(2):
+            ended(counted := Injector(0, returns=False))
+        assert len(counted.points) > 100
+        for number in counted.points[1 + part :: 12]:
+            try:
+                ended(injector := Injector(number, returns=False))
+            except BaseException as error:
+                error.add_note(f"{injector.point}")
+                raise

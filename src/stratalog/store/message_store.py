@@ -385,6 +385,11 @@ class MessageStore(Uncopied):
         except StoreClosed:  # in a forked child, whose own error or SystemExit goes on
             if error is None:
                 raise
+        except StratalogError:
+            raise
+        except BaseException:  # a signal handler raised, and nobody else may call it again
+            self.close()
+            raise
 
     async def __aenter__(self) -> Self:
         self._check_open()
