@@ -82,6 +82,7 @@ import numpy as np
 from stratalog.errors import CorruptData, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.message import queue_offset_limit
+from stratalog.layout.names import COMMIT_LOG
 from stratalog.layout.queue import is_filler
 from stratalog.layout.record import OFFSETS_END
 from stratalog.store.batch_queue import BatchQueue
@@ -200,6 +201,8 @@ def recover(
     seal = checkpoint.seal
     if not untouched:
         check_belonging(log, dispatcher)
+    if clean and seal is None and log.files and not log.read_only:
+        _refuse_missing_files(log, dispatcher)
     torn = drop_torn(log, dispatcher, damages, only_batches=untouched)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
@@ -375,6 +378,21 @@ def recover(
             "and their offsets may be given again"
         )
     return report
+
+
+def _refuse_missing_files(log: CommitLog, dispatcher: Dispatcher) -> None:
+    """Raise `CorruptData` where RocketMQ closed the store properly, and newest units lead to after the log's last file:
+    their offsets would be given again. A single one may be damaged."""
+    newest = [(queue, unit) for queue in dispatcher.queues.values() for _, unit in queue.newest_units(2)]
+    beyond = [queue for queue, unit in newest if unit[0] >= log.end_offset and not is_filler(*unit[1:3])]
+    if len(beyond) > 1:
+        raise CorruptData(
+            f"the store was closed properly, and {beyond[0].topic}/{beyond[0].queue_id} leads to messages after the "
+            f"log's last file, which ends at offset {log.end_offset:,}: restore the newest files of {COMMIT_LOG}/. To "
+            f"go on without those messages, run {command('repair', log.directory.parent)}: it keeps the queue offsets "
+            "that the queues still tell",
+            path=str(log.directory),
+        )
 
 
 def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:

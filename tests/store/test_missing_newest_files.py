@@ -1,0 +1,49 @@
+"""The newest log files of a store that was closed properly are missing: no queue offset is given again."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from store.kinds import BATCH, EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, Content, Kind, read_on
+from store.test_recreated_topics import STATES, settings_of
+from stratalog.errors import CorruptData
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
+@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize("count", [30, 41, 60, 90])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+def test_opening_refuses_and_repair_keeps_the_offsets(
+    kind: Kind, count: int, gone: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 2048)
+    content = kind.made(tmp_path, count=count)
+    ends = {key: len(queue) for key, queue in content.queues.items()}
+    STATES[state](tmp_path)
+    files = [path for path in sorted((tmp_path / "commitlog").iterdir()) if any(path.read_bytes())]
+    for path in sorted((tmp_path / "commitlog").iterdir()):
+        if path >= files[-gone]:
+            path.unlink()
+    end = int(files[-gone].name)
+    lost = {one.commit_log_offset for queue in content.queues.values() for one in queue.values()} - set(range(end))
+    if len(lost) < 2:
+        pytest.skip("one unit alone: it may be damaged")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=r"stratalog repair .*keeps the queue offsets"):
+            kind.open(tmp_path)
+    assert before == {path: path.read_bytes() for path in before}
+    plan = plan_repair(tmp_path, settings=settings_of(kind))
+    assert plan.lost_count > 0 or plan.missing
+    assert repair(plan).ok
+    with kind.open(tmp_path) as store:
+        for key, queue in content.queues.items():
+            there = {number: known for number, known in queue.items() if known.commit_log_offset < end}
+            assert read_on(store.queue(*key))[0] == there
+            assert store.queue(*key).max_offset == ends[key]
+        kind.put(store, 100 + random.randrange(2), Content())
+    assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
