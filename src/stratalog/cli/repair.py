@@ -28,7 +28,6 @@ from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
 from stratalog.cli.verify import show_problems
 from stratalog.errors import command
-from stratalog.layout.light import LIGHT_QUEUE_ID
 
 if TYPE_CHECKING:
     from stratalog.tools.rebuild import Rebuilt
@@ -228,7 +227,8 @@ def _plan_json(plan: "RepairPlan") -> dict[str, Any]:
         "lostMessages": plan.lost_count,
         "lost": [lost_json(message) for message in plan.lost],
         "lostPlaces": [
-            {"topic": topic, "queueId": LIGHT_QUEUE_ID, "queueOffset": number} for topic, number in plan.lost_places
+            {"topic": topic, "queueId": queue_id, "queueOffset": number}
+            for topic, queue_id, number, _ in plan.lost_light_ranges
         ],
         "damagedProperties": missing_json(plan.damaged_properties),
         "missing": missing_json(plan.missing),
@@ -265,8 +265,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if plan.lost_places:
         whose = "a message that is" if len(plan.lost_places) == 1 else "messages that are"
         what = f"{counted(len(plan.lost_places), 'place')} in light queues, of {whose} not lost"
-        light = ((topic, LIGHT_QUEUE_ID, number, number + 1) for topic, number in plan.lost_places)
-        shown["lost places"] = f"{what}: {offsets_text(light)}"
+        shown["lost places"] = f"{what}: {offsets_text(plan.lost_light_ranges)}"
     if plan.damaged_properties:
         shown["damaged"] = damaged_text(plan.damaged_properties)
     shown |= missing_rows(plan.missing, report.lost_before)

@@ -140,8 +140,12 @@ class RepairPlan:
     @property
     def lost_ranges(self) -> list[tuple[str, int, int, int]]:
         """Topic, queue id and offsets [first, end) that are lost: those of messages, and places in light queues."""
-        light = [(name, LIGHT_QUEUE_ID, number, number + 1) for name, number in self.lost_places]
-        return [*(place for message in self.lost for place in message.all_places), *light]
+        return [*(place for message in self.lost for place in message.all_places), *self.lost_light_ranges]
+
+    @property
+    def lost_light_ranges(self) -> list[tuple[str, int, int, int]]:
+        """The latter alone."""
+        return [(name, LIGHT_QUEUE_ID, number, number + 1) for name, number in self.lost_places]
 
     @property
     def changes_log(self) -> bool:
