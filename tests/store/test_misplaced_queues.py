@@ -22,7 +22,7 @@ from store.kinds import (
 from store.model import QUIET, scratch_folder
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.light import MULTI_DISPATCH
-from stratalog.layout.names import CONSUME_QUEUE
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, SCHEDULE_TOPIC
 from stratalog.layout.properties import encode_properties
 from stratalog.store.disk import Disk
 from stratalog.store.message_store import MessageStore
@@ -30,6 +30,7 @@ from stratalog.store.topics import Topics
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 Held = dict[tuple[str, int], dict[int, bytes]]
 FEW, LIGHT = "rara", "%LMQ%rara"
@@ -187,3 +188,20 @@ def test_the_only_message_of_a_renamed_queue_stays_where_its_record_says_after_a
     with stratalog.open(root, **SIZES, **QUIET) as store:
         assert [message.body for message in store.queue("topic", 2).read(0)] == [b"only"]
         assert store.put("topic", b"new", queue_id=2).queue_offset == 1
+
+
+@pytest.mark.parametrize("tool", ["repair", "rebuild"])
+def test_a_copy_of_the_delay_topics_queue_in_the_other_tree_makes_it_no_batch_topic(tool: str, tmp_path: Path) -> None:
+    with PLAIN.open(tmp_path) as store:
+        for number in range(6):
+            properties = encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"})
+            store.queue(SCHEDULE_TOPIC, 0).put_record(b"%d" % number, properties)
+    queue = Path(SCHEDULE_TOPIC, "0")
+    shutil.copytree(tmp_path / CONSUME_QUEUE / queue, tmp_path / BATCH_CONSUME_QUEUE / queue)
+    if tool == "repair":
+        assert repair(plan_repair(tmp_path, settings=settings_of(PLAIN))).ok
+    else:
+        rebuild(tmp_path, settings=settings_of(PLAIN))
+    with PLAIN.open(tmp_path) as store:
+        assert len(read_on(store.queue(SCHEDULE_TOPIC, 0))[0]) == 6
+    assert verify(tmp_path, settings=settings_of(PLAIN)).ok

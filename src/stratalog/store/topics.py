@@ -90,8 +90,9 @@ class Topics:
         }  # fmt: skip
 
     def is_batch(self, topic: str) -> bool:
-        """Whether a topic's batches are kept as one record each (BatchCQ). A light queue has plain units."""
-        if is_light(topic):
+        """Whether a topic's batches are kept as one record each (BatchCQ). The queues of light and delayed messages have
+        plain units."""
+        if is_light(topic) or topic == names.SCHEDULE_TOPIC:
             return False
         config = self.configs.get(topic)
         return config.queue_type == "BatchCQ" if config else topic in self._batch_by_tree
