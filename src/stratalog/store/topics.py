@@ -90,7 +90,7 @@ class Topics:
         }  # fmt: skip
 
     def is_batch(self, topic: str) -> bool:
-        """Whether a topic's batches are kept as one record each (BatchCQ). The queues of light and delayed messages have
+        """Whether a topic's batches are kept as one record each (BatchCQ). Queues of light and delayed messages have
         plain units."""
         if is_light(topic) or topic == names.SCHEDULE_TOPIC:
             return False
