@@ -116,6 +116,8 @@ from stratalog.store.snapshot import QueueEnd
 _PAGE_SIZE = 4096
 _CHECKED_FILES = 3
 """`DefaultMessageStore` recovers from so many of the last files on."""
+_MISSING_FILES_MAX = 1000
+"""Where more would be missing at the log's end, a unit is wrong."""
 
 
 class Verdict(Enum):
@@ -201,8 +203,8 @@ def recover(
     seal = checkpoint.seal
     if not untouched:
         check_belonging(log, dispatcher)
-    if clean and seal is None and log.files and not log.read_only:
-        _refuse_missing_files(log, dispatcher)
+    may_lack_files = clean and seal is None and log.files and not log.read_only
+    past_end = _leads_past_end(log, dispatcher) if may_lack_files else None
     torn = drop_torn(log, dispatcher, damages, only_batches=untouched)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
@@ -222,6 +224,14 @@ def recover(
         else:
             meter.begin("checking the log", start, limit)
             spans, end = _reported(walk.spans(), meter), found.end_offset
+        if past_end:
+            raise CorruptData(
+                f"the store was closed properly, and {past_end.topic}/{past_end.queue_id} leads to messages after the "
+                f"log's last file, which ends at offset {limit:,}: restore the newest files of {COMMIT_LOG}/. To go on "
+                f"without those messages, run {command('repair', log.directory.parent)}: it keeps the queue offsets "
+                "that the queues still tell",
+                path=str(log.directory),
+            )
         is_empty = found.torn_size > 0 and end == log.first_offset
         if clean and is_empty and not log.read_only and (torn or _leads_in(dispatcher, log)):
             raise CorruptData(
@@ -380,19 +390,13 @@ def recover(
     return report
 
 
-def _refuse_missing_files(log: CommitLog, dispatcher: Dispatcher) -> None:
-    """Raise `CorruptData` where RocketMQ closed the store properly, and newest units lead to after the log's last file:
-    their offsets would be given again. A single one may be damaged."""
+def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
+    """A queue whose newest units lead to after the log's last file, if that is missing a few: RocketMQ closed the store
+    properly, so that these were there. A single unit, or one that leads far away, may be damaged."""
     newest = [(queue, unit) for queue in dispatcher.queues.values() for _, unit in queue.newest_units(2)]
-    beyond = [queue for queue, unit in newest if unit[0] >= log.end_offset and not is_filler(*unit[1:3])]
-    if len(beyond) > 1:
-        raise CorruptData(
-            f"the store was closed properly, and {beyond[0].topic}/{beyond[0].queue_id} leads to messages after the "
-            f"log's last file, which ends at offset {log.end_offset:,}: restore the newest files of {COMMIT_LOG}/. To "
-            f"go on without those messages, run {command('repair', log.directory.parent)}: it keeps the queue offsets "
-            "that the queues still tell",
-            path=str(log.directory),
-        )
+    near = range(log.end_offset, log.end_offset + _MISSING_FILES_MAX * log.file_size)
+    past_end = [queue for queue, unit in newest if unit[0] in near and not is_filler(*unit[1:3])]
+    return past_end[0] if len(past_end) > 1 else None
 
 
 def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
