@@ -154,3 +154,27 @@ def test_wherever_the_end_of_a_with_block_is_interrupted_the_store_is_closed(par
             except BaseException as error:
                 error.add_note(f"{injector.point}")
                 raise
+
+
+def test_wherever_the_begin_of_a_with_block_is_interrupted_the_store_is_closed(tmp_path: Path) -> None:
+    """But for the call and the return of `__enter__` itself."""
+    before = set(threading.enumerate())
+
+    def begun(injector: Injector) -> None:
+        store = stratalog.open(tmp_path, **SETTINGS)
+        try:
+            with injector:
+                store.__enter__()
+            store.close()
+        except Interrupted:
+            pass
+        del store
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive(), (thread, injector.point)
+        stratalog.open(tmp_path, **SETTINGS).close()
+
+    begun(counted := Injector(0, returns=False))
+    assert len(counted.points) > 3
+    for number in counted.points[1:]:
+        begun(Injector(number, returns=False))

@@ -374,8 +374,14 @@ class MessageStore(Uncopied):
         return f"{self.root} is closed; open it again"
 
     def __enter__(self) -> Self:
-        self._check_open()
-        return self
+        try:
+            self._check_open()
+            return self
+        except StratalogError:
+            raise
+        except BaseException:  # a signal handler raised: `__exit__` is not called then
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -392,8 +398,7 @@ class MessageStore(Uncopied):
             raise
 
     async def __aenter__(self) -> Self:
-        self._check_open()
-        return self
+        return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
