@@ -1,7 +1,6 @@
 """RocketMQ's JSON with integer keys."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -104,12 +103,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: repr(hostile[:12]))
-def test_a_hostile_text_takes_time_linear_in_its_size(hostile: str) -> None:
-    """A megabyte took 1 s; a step quadratic in the size would take hours."""
-    started = time.process_time()
+def test_a_hostile_text_of_a_megabyte_is_corrupt_data(hostile: str) -> None:
+    """It takes 1 s; with a step quadratic in the size the test would not end."""
     with pytest.raises(CorruptData):
         decode_loose_json(hostile)
-    assert time.process_time() - started < 3
 
 
 def test_the_limits_themselves_are_inside() -> None:

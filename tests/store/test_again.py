@@ -163,6 +163,11 @@ def test_what_cannot_be_read_is_a_problem_and_the_rest_is_checked(
     assert report.record_count > 200
     with pytest.raises(StoreUnavailable, match="Input/output error"):
         plan_repair(root, settings=GIVEN)
+    try:
+        raise FileNotFoundError(errno.ENOENT, "an error that the caller handles")
+    except FileNotFoundError:
+        with pytest.raises(StoreUnavailable, match="Input/output error"):
+            plan_repair(root, settings=GIVEN)
 
 
 def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

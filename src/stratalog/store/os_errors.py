@@ -97,16 +97,11 @@ def kernels_refusal(error: BaseException) -> StratalogError | None:
 
 
 def cause_of(error: BaseException) -> OSError | MemoryError | None:
-    """What the system said, of an error that was raised for it."""
-    seen: set[int] = set()
+    """What the system said, of an error that was raised from it; not what the caller was just handling."""
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError | MemoryError):
-            return cause
-        seen.add(id(cause))
-        has_own = cause.__cause__ is not None and id(cause.__cause__) not in seen
-        cause = cause.__cause__ if has_own else cause.__context__
-    return None
+    while cause is not None and not isinstance(cause, OSError | MemoryError):
+        cause = cause.__cause__
+    return cause
 
 
 @contextlib.contextmanager
