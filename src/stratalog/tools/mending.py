@@ -79,7 +79,8 @@ def identified(data: bytes, offset: int) -> Record | None:
         record = decode_record(data, verify=False)
     except CorruptData:
         return None
-    return record if record.commit_log_offset == offset and enters_queue(record.sys_flag) else None
+    is_place = record.commit_log_offset == offset and record.queue_id >= 0 and record.queue_offset >= 0
+    return record if is_place and enters_queue(record.sys_flag) else None
 
 
 def with_light_places(data: bytes, numbers: Mapping[str, int]) -> bytes | None:
