@@ -31,6 +31,7 @@ STORES = [
     "1:a 0:b 0:b 1:c 1:ca",
     "0:a 1:b 0:c 1:",
     "0:a 0:ab 1:a",
+    "0:a 1:b 0:ab 1:a 0:b 1:ab",
 ]
 """The messages of a store: the id of the queue of each in its topic, and its light queues."""
 QUEUES = [("parent", 0), ("parent", 1), ("a", 0), ("b", 0), ("c", 0)]

@@ -62,6 +62,7 @@ def unqueued(
     disk = PrivateDisk()
     new, batches = _led_to(staging, disk), set(disk.directories(staging / BATCH_CONSUME_QUEUE))
     old = _led_to(root, disk, beside=new)
+    old = {key: units for key, units in old.items() if not _was_exchanged(key, old, new)}
     everything = np.sort(np.concatenate([
         np.empty(0, np.int64), *(units[1] for (topic, _), units in new.items() if not is_light(topic))
     ]))  # fmt: skip
@@ -222,6 +223,20 @@ def _is_among(offsets: Offsets, ordered: Offsets) -> NDArray[np.bool_]:
         return np.zeros(len(offsets), np.bool_)
     found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, offsets), len(ordered) - 1)] == offsets
     return found
+
+
+def _was_exchanged(key: QueueKey, old: "dict[QueueKey, Led]", new: "dict[QueueKey, Led]") -> bool:
+    """Whether a queue had exactly the units that another queue has now: their directories were exchanged. Where the
+    other one had them, too, a single message that went elsewhere is no sign of that."""
+    strays = np.setdiff1d(old[key][1], new.get(key, _NONE)[1])
+    return bool(len(strays)) and any(
+        _is_same(old[key], now) and (len(strays) > 1 or not _is_same(old.get(other, _NONE), now))
+        for other, now in new.items() if other != key
+    )  # fmt: skip
+
+
+def _is_same(one: Led, other: Led) -> bool:
+    return all(map(np.array_equal, one, other))
 
 
 def _displaced(
