@@ -28,7 +28,7 @@ from stratalog.layout.light import (
     light_places,
 )
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_of, queue_id_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
@@ -86,6 +86,24 @@ def _names(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool
     own = record.topic.decode(errors="replace"), record.queue_id, record.queue_offset
     is_light_place = queue_id == LIGHT_QUEUE_ID and light_offset(record.properties, topic) == queue_offset
     return is_light_place or own == (topic, queue_id, queue_offset)
+
+
+def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
+    """The whole record that begins at a log offset, None when none does."""
+    for name, size in disk.files(root / COMMIT_LOG).items():
+        start = offset_of(name)
+        if start is not None and start <= commit_log_offset < start + size:
+            file = disk.open(root / COMMIT_LOG / name)
+            try:
+                head = file.read(commit_log_offset - start, HEAD.size)
+                total_size = min(max(0, HEAD.unpack(head).total_size), size)
+                found = file.read(commit_log_offset - start, total_size)
+                return decode_record(found.ljust(total_size, b"\0"))  # as if zeros followed a shorter file
+            except CorruptData:
+                return None
+            finally:
+                file.close()
+    return None
 
 
 def _stored(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[int, NDArray[np.void]]]:

@@ -6,7 +6,9 @@ Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
     --------------------    -------------------------------------    ------------------------
     yes                     any                                      what topics.json says
     no                      batchconsumequeue/                       BatchCQ; `verify` reports
-    no                      batchconsumequeue/ and consumequeue/     BatchCQ; `verify` reports
+    no                      batchconsumequeue/ and consumequeue/     SimpleCQ if units below consumequeue/ lead to
+                                                                     messages of their queue, and none below
+                                                                     batchconsumequeue/; else BatchCQ. `verify` reports
     no                      consumequeue/, or none                   SimpleCQ
 
 A directory of a topic without directories of queues counts below batchconsumequeue/ if there is none below
@@ -18,6 +20,7 @@ RocketMQ asks topics.json alone and does not load a store with queues in the tre
 BatchCQ without an entry gets one: from the next put to it, from rebuild and from repair.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +30,11 @@ from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
+from stratalog.layout.queue import BATCH_UNIT, UNIT
+from stratalog.layout.record import Layout
 from stratalog.store.config_files import COPY, QUEUE_TYPE, TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
+from stratalog.store.queue_begin import has_place, record_at, written_units
 
 QueueType = Literal["SimpleCQ", "BatchCQ"]
 """SimpleCQ: a unit a message (ConsumeQueue). BatchCQ: a unit a batch, which is one record (BatchConsumeQueue)."""
@@ -38,6 +44,7 @@ _READ_WRITE = 6
 _QUEUE_COUNT_DEFAULT = 16
 _QUEUE_COUNT_MAX = 1 << 31
 _COUNTER_MAX = 2**63 - 1
+_UNITS_ASKED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +93,27 @@ class Topics:
         """Look again which topics have queues below batchconsumequeue/."""
         self._batch_by_tree = {
             topic for topic in filter(names.is_topic, self._disk.directories(self._root / names.BATCH_CONSUME_QUEUE))
-            if self._queue_count(names.BATCH_CONSUME_QUEUE, topic) or not self._queue_count(names.CONSUME_QUEUE, topic)
+            if not self._queue_count(names.CONSUME_QUEUE, topic)
+            or (
+                self._queue_count(names.BATCH_CONSUME_QUEUE, topic)
+                and (self._finds_messages(topic, BATCH_UNIT) or not self._finds_messages(topic, UNIT))
+            )
         }  # fmt: skip
+
+    def _finds_messages(self, topic: str, layout: Layout) -> bool:
+        """Whether one of the first units in a file of a topic's queues leads to a message of its queue: the directory
+        is no copy of another one."""
+        tree = names.BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else names.CONSUME_QUEUE
+        for queue_id in self._queue_ids(tree, topic):
+            directory = self._root / tree / topic / str(queue_id)
+            with contextlib.suppress(OSError):
+                for numbers, offsets, sizes, *_ in written_units(directory, layout, self._disk, damaged=True):
+                    columns = (column[sizes > 0][:_UNITS_ASKED].tolist() for column in (offsets, sizes, numbers))
+                    for offset, size, number in zip(*columns, strict=True):
+                        record = record_at(self._root, offset, self._disk)
+                        if record and record.total_size == size and has_place(record, topic, queue_id, number):
+                            return True
+        return False
 
     def is_batch(self, topic: str) -> bool:
         """Whether a topic's batches are kept as one record each (BatchCQ). Queues of light and delayed messages have
@@ -115,8 +141,11 @@ class Topics:
 
     def _queue_count(self, tree: str, topic: str) -> int:
         """The highest queue id in a tree plus one; 0 without queues."""
+        return max((queue_id + 1 for queue_id in self._queue_ids(tree, topic)), default=0)
+
+    def _queue_ids(self, tree: str, topic: str) -> list[int]:
         found = map(names.queue_id_of, self._disk.directories(self._root / tree / topic))
-        return max((queue_id + 1 for queue_id in found if queue_id is not None), default=0)
+        return [queue_id for queue_id in found if queue_id is not None]
 
     @property
     def can_change(self) -> bool:

@@ -217,7 +217,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         sizes = rebuild_settings(settings, root)  # raises: nothing was changed yet
         log = LogRange(report.log_begin, report.log_end, settings.commit_log_file_size, report.damages)
         plan.known_end = known_end(root, log, sizes, disk)
-    topics, entered = Topics(root, disk), report.batch_topics
+    topics, entered = Topics(root, PrivateDisk()), report.batch_topics  # the log was unmapped
     begins_anew = any(action.kind == "aside" and action.path.startswith(f"{CONFIG}/{TOPICS}") for action in actions)
     if begins_anew:
         entered = entered | topics.unlisted_batch_topics().keys()

@@ -11,8 +11,9 @@ from stratalog.errors import CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.loosejson import decode_loose_json
-from stratalog.layout.message import HEAD, Record, decode_record
+from stratalog.layout.message import Record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
+from stratalog.store import queue_begin
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
@@ -280,23 +281,9 @@ def check_snapshot(root: Path, disk: Disk, report: VerifyReport) -> None:
 
 
 def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
-    """The whole record that begins at a log offset, None when none does."""
-    for name, size in disk.files(root / names.COMMIT_LOG).items():
-        start = offset_of(name)
-        if start is not None and start <= commit_log_offset < start + size:
-            try:
-                file = disk.open(root / names.COMMIT_LOG / name)
-            except Unreadable:
-                return None
-            try:
-                head = file.read(commit_log_offset - start, HEAD.size)
-                total_size = min(max(0, HEAD.unpack(head).total_size), size)
-                found = file.read(commit_log_offset - start, total_size)
-                return decode_record(found.ljust(total_size, b"\0"))  # as if zeros followed a shorter file
-            except (CorruptData, Unreadable):
-                return None
-            finally:
-                file.close()
+    """The whole record that begins at a log offset, None when none does, or where it cannot be read."""
+    with contextlib.suppress(Unreadable):  # the report has it
+        return queue_begin.record_at(root, commit_log_offset, disk)
     return None
 
 
