@@ -32,6 +32,11 @@ def is_light(topic: str) -> bool:
     return topic.startswith(LMQ_PREFIX)
 
 
+def has_other_id(topic: str, queue_id: int) -> bool:
+    """Whether a queue has a light queue's name and is none. Only records whose own queue it is stand in it."""
+    return is_light(topic) and queue_id != LIGHT_QUEUE_ID
+
+
 def allows_light(topic: str) -> bool:
     """Whether records of a topic may stand in light queues (MixAll.topicAllowsLMQ)."""
     return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC

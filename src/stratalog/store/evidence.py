@@ -219,6 +219,13 @@ def leads_to_record(log: CommitLog, unit: Sequence[int]) -> Record | None:
     return record if record and record.total_size == unit[1] else None
 
 
+def are_of_another(log: CommitLog, queue: UnitQueue, units: Sequence[tuple[int, Sequence[int]]]) -> bool:
+    """Whether a queue's newest units, two or more, all lead to whole records that name another place: the files are
+    another queue's."""
+    led = [(number, leads_to_record(log, unit)) for number, unit in units]
+    return len(led) > 1 and all(record and not _is_in(record, queue, number) for number, record in led)
+
+
 def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, record: Record) -> bool:
     """Whether another message has the place in another queue that a record names, by its unit and its own fields."""
     other, number = dispatcher.queues.get((_topic_of(record), record.queue_id)), record.queue_offset

@@ -81,6 +81,7 @@ import numpy as np
 
 from stratalog.errors import CorruptData, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
+from stratalog.layout.light import has_other_id
 from stratalog.layout.message import queue_offset_limit
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.layout.queue import is_filler
@@ -97,6 +98,7 @@ from stratalog.store.dispatch import (
 )
 from stratalog.store.evidence import (
     RESTORE_LOG,
+    are_of_another,
     begins_of,
     check_belonging,
     checkpointed,
@@ -267,7 +269,7 @@ def recover(
         for key, begin_at in doubtful.items():  # what is put after the end is the queue's in any case
             doubtful[key] = begin_at._replace(commit_log_offset=min(begin_at.commit_log_offset, end))
         begins |= doubtful
-        newest = {queue: queue.newest_units(1) for queue in queues}
+        newest = {queue: queue.newest_units(2) for queue in queues}
         ends = {
             queue: _end_of(
                 queue,
@@ -277,8 +279,8 @@ def recover(
                 before,
                 begins,
             )
-            for queue in queues
-        }
+            for queue in queues if not has_other_id(queue.topic, queue.queue_id)
+        }  # fmt: skip
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
         is_after = any(one.commit_log_offset >= newer for one in begins.values())
@@ -311,7 +313,7 @@ def recover(
                     f"was deleted. Run {command('repair', log.directory.parent)}"
                 )
             queue.rewind(log.first_offset if is_deleted and begin == log.first_offset else min(kept_end, end))
-            if torn is not None and not beside_writer:
+            if torn is not None and not beside_writer and queue in ends:
                 queue.is_kept = partial(_leads_to_record, log, end)
             if queue.is_kept and isinstance(queue, ConsumeQueue):
                 queue.is_own = partial(_is_own, log, dispatcher, queue)
@@ -340,7 +342,7 @@ def recover(
         given = max(given, gone.get(queue, 0))
         dropped, last = (torn or {}).get(queue), newest[queue]
         if dropped is None:
-            is_told = bool(last and leads_to_record(log, last[0][1]))
+            is_told = bool(last and leads_to_record(log, last[0][1])) and not are_of_another(log, queue, last)
         else:  # no crash tore that unit
             is_told = clean or dropped.record is not None
         if is_told and queue.end_offset < one.given_end <= queue_offset_limit(end) and not is_known:

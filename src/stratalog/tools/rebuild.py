@@ -23,7 +23,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import LIGHT_QUEUE_ID, is_light
+from stratalog.layout.light import has_other_id, is_light
 from stratalog.layout.message import FIXED_SIZE_V1, Record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
@@ -514,13 +514,16 @@ def _led_elsewhere(
             newest, ends = list[tuple[int, int, int, int]](), [0, 0]
             for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
                 is_live = (offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE) & (sizes >= FIXED_SIZE_V1)
+                is_live &= numbers <= queue_offset_limit(offsets)
                 led = np.flatnonzero(is_live)[-_UNITS_ASKED:]
                 columns = (
                     column[led].tolist() for column in (numbers, offsets, numbers + np.maximum(counts, 1), sizes)
                 )
                 newest = [*newest, *zip(*columns, strict=True)][-_UNITS_ASKED:]
                 ends = [*ends, *(numbers + np.maximum(counts, 1))[-2:].tolist()][-2:]
-            if not newest or (staging and written_end(staging, (topic, queue_id), disk) >= newest[-1][2]):
+            if has_other_id(topic, queue_id) or not newest:
+                continue
+            if staging and written_end(staging, (topic, queue_id), disk) >= newest[-1][2]:
                 continue
             records = ((record_at(root, offset, disk), number) for number, offset, *_ in reversed(newest))
             record, number = next(records)
@@ -637,8 +640,7 @@ def _carry_over(
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
             new = staging / tree / topic / str(queue_id)
-            is_none = is_light(topic) and queue_id != LIGHT_QUEUE_ID
-            if is_none or is_of_other_type(topics, tree, topic, (root, staging), disk):
+            if has_other_id(topic, queue_id) or is_of_other_type(topics, tree, topic, (root, staging), disk):
                 continue
             if tree == names.CONSUME_QUEUE_EXT:
                 is_kept = staging / names.CONSUME_QUEUE / topic / str(queue_id) in carried

@@ -12,7 +12,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, StoreUnavailable
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEWS, QUEUE_NEXT_OFFSET, QueueKind
-from stratalog.layout.light import allows_light, is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light
 from stratalog.layout.message import HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
@@ -201,11 +201,11 @@ class QueueCheck:
     def _record(self, chunk: Chunk, number: int) -> Record:
         return decode_record(chunk.file.view.data, int(chunk.positions[number]), verify=False)
 
-    def _kind_of(self, topic: str) -> QueueKind:
+    def _kind_of(self, topic: str, queue_id: int) -> QueueKind:
         """As the dispatcher sees it; records of a light queue itself are taken like those that name it."""
         if self._topics.is_batch(topic):
             return QueueKind.BATCH
-        if self._has_light_queues and is_light(topic):
+        if self._has_light_queues and is_light(topic) and queue_id == LIGHT_QUEUE_ID:
             return QueueKind.BATCH
         if topic == SCHEDULE_TOPIC:
             return QueueKind.SCHEDULE
@@ -226,7 +226,7 @@ class QueueCheck:
             self._special.take_batch(
                 topic, record, str(chunk.file.path), position, lambda: next_of_queue(chunk.file, later, record)
             )
-        elif not record.queue_id:
+        else:
             self._special.take_own(topic, record.queue_offset, record)
 
     def _register(self, record: Record) -> None:
@@ -234,7 +234,7 @@ class QueueCheck:
         topic, kind = _topic_of(record), QueueKind.PLAIN
         files = None
         if is_topic(topic) and record.queue_id >= 0:
-            kind = self._kind_of(topic)
+            kind = self._kind_of(topic, record.queue_id)
             files = self._files(topic, record.queue_id) if kind != QueueKind.BATCH else None
             if topic not in self._topics.configs and self._report.is_unreadable(self._root / BATCH_CONSUME_QUEUE):
                 files = files if files and files.ranges() else None  # it may be a batch topic
@@ -382,12 +382,12 @@ class QueueCheck:
         for topic, queue_id in self._names(CONSUME_QUEUE):
             if self._is_misplaced(CONSUME_QUEUE, topic, queue_id):
                 continue
-            if self._kind_of(topic) != QueueKind.BATCH:
+            if self._kind_of(topic, queue_id) != QueueKind.BATCH:
                 self._report.queue_count += not self._report.is_unreadable(
                     self._root / CONSUME_QUEUE / topic / str(queue_id)
                 )
                 self._check_leftovers(topic, queue_id)
-            elif is_light(topic) and not queue_id:
+            elif is_light(topic):
                 self._special.expect(topic, queue_id)
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if not self._is_misplaced(BATCH_CONSUME_QUEUE, topic, queue_id):
@@ -399,8 +399,8 @@ class QueueCheck:
         found = first_light(chunk.file, chunk.positions, chunk.base_offset)
         if found and self._report.is_live:  # their files come later
             self._has_light_queues = True
-            for (topic, _), row in self._row_of.items():
-                self._table.rows[row][QUEUE_KIND] = self._kind_of(topic)
+            for key, row in self._row_of.items():
+                self._table.rows[row][QUEUE_KIND] = self._kind_of(*key)
         elif found:
             self._report.light_queue, offset = found
             place = str(self._root / CONSUME_QUEUE / self._report.light_queue)
