@@ -119,10 +119,10 @@ def _finds_its_messages(log: CommitLog, queue: UnitQueue, begin: int) -> bool | 
     inside = [unit for unit in units if begin <= unit[1] < begin + log.file_size and 0 < unit[2] != FILLER_SIZE]
     if len(inside) == 2 and any(_is_of_queue(log, queue, *unit[1:3]) for unit in inside):
         return True
-    return False if len(inside) == 2 and any(_is_taken(log, unit[1]) for unit in inside) else None
+    return False if len(inside) == 2 and any(is_taken(log, unit[1]) for unit in inside) else None
 
 
-def _is_taken(log: CommitLog, commit_log_offset: int) -> bool:
+def is_taken(log: CommitLog, commit_log_offset: int) -> bool:
     """Whether a whole record covers the byte at a log offset."""
     file, position = log.file_at(commit_log_offset)
     base = commit_log_offset - position

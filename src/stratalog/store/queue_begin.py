@@ -263,7 +263,9 @@ def live_begins(
     for key, units in asked.items():
         if (newer := _newer_first(key, units, walk)) is not None:
             asked[key][0], counting[key][0] = newer, True
-    for key in [key for key, units in asked.items() if _are_lost(key, units, walk)]:
+    past_end = {key: units for key, units in asked.items() if _may_be_lost(key, units, walk)}
+    joined_end = _joined_end(walk, log[0].size, root, disk) if past_end else 0
+    for key in [key for key, units in past_end.items() if units[0].commit_log_offset < joined_end]:
         counting[key][0] = True
     deleted = {key: places for key, units in asked.items() if (places := _deleted(key, units, counting[key], walk))}
     led = _led(chain(*deleted.values()), root, disk)
@@ -398,9 +400,10 @@ def _first_led(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> LiveU
     return LiveUnit(first.begin, first.commit_log_offset, first.size, first.end)
 
 
-def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
-    """Whether the first units lead to messages after the log's end, which a crash took or damage: several that follow
-    each other, or the only one of a queue that had more messages before. The newest file may be missing, no more."""
+def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
+    """Whether the first units may lead to messages after the log's end, which a crash took or damage: several that
+    follow each other, or the only one of a queue that had more messages before. The newest file may be missing, no
+    more."""
     if not units or units[0].commit_log_offset < walk.end:
         return False
     if any(unit.size < FIXED_SIZE_V1 or unit.commit_log_offset + unit.size > walk.limit for unit in units):
@@ -412,6 +415,22 @@ def _are_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
     )
+
+
+def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
+    """Log offset up to which the units of all queues follow the log's last message without a gap, as those of lost
+    messages do. A unit after a gap may be of another store."""
+    end = walk.put_end
+    units = chain.from_iterable(
+        zip(offsets.tolist(), sizes.tolist(), strict=True)
+        for *_, directory, layout in _queue_directories(root, disk)
+        for _, offsets, sizes, *_ in written_units(directory, layout, disk)
+    )
+    for offset, size in sorted(unit for unit in units if unit[0] >= end):
+        if offset > end and offset != -(-end // file_size) * file_size:  # the first record of the next file
+            break
+        end = max(end, offset + size)
+    return end
 
 
 def _may_be_changed(
@@ -476,15 +495,20 @@ def _led(commit_log_offsets: Iterable[int], root: Path, disk: Disk) -> Mapping[i
     """Which queues, but for light ones, have units that lead to these log offsets."""
     asked = np.array(sorted({*commit_log_offsets}), np.int64)
     led = defaultdict[int, set[QueueKey]](set)
+    for topic, queue_id, directory, layout in _queue_directories(root, disk) if len(asked) else ():
+        for _, offsets, *_ in written_units(directory, layout, disk):
+            for offset in offsets[np.isin(offsets, asked)].tolist():
+                led[offset].add((topic, queue_id))
+    return led
+
+
+def _queue_directories(root: Path, disk: Disk) -> Iterator[tuple[str, int, Path, Layout]]:
+    """All queues but light ones, which share records, and the layout of their units."""
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
-        for topic in disk.directories(root / tree) if len(asked) else ():
+        for topic in disk.directories(root / tree):
             for queue_id in map(queue_id_of, disk.directories(root / tree / topic)) if not is_light(topic) else ():
                 if queue_id is not None:
-                    directory = root / tree / topic / str(queue_id)
-                    for _, offsets, *_ in written_units(directory, layout, disk):
-                        for offset in offsets[np.isin(offsets, asked)].tolist():
-                            led[offset].add((topic, queue_id))
-    return led
+                    yield topic, queue_id, root / tree / topic / str(queue_id), layout
 
 
 def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:
@@ -518,6 +542,8 @@ class _Walk:
         self.of_queue: dict[QueueKey, list[_Record]] = defaultdict(list)
         self.end = 0
         """Log offset after the last whole record that was seen."""
+        self.put_end = 0
+        """The same, without those that a repair made."""
         self.limit = int(log[-1].path.name) + 2 * max(file.size for file in log)
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
@@ -578,6 +604,8 @@ class _Walk:
 
     def _take(self, file: MappedFile, base: int, positions: NDArray[np.int64]) -> None:
         heads = file.view[positions[:, None] + np.arange(HEAD.size)].view(HEAD.dtype)[:, 0]
+        if (put := np.flatnonzero(heads["flag"] != LOST_FLAG)).size:
+            self.put_end = base + int(positions[put[-1]] + heads["total_size"][put[-1]])
         is_asked = np.isin(heads["queue_id"], self._ids) | self._has_light
         for position in positions[is_asked].tolist():
             record = decode_record(file.view.data, position, verify=False)

@@ -103,6 +103,7 @@ from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
     drop_torn,
+    is_taken,
     leads_to_record,
     queues_are_intact,
     sealed_start,
@@ -491,7 +492,7 @@ def _load_index(
         index.load(end_offset, clean=clean, checked_from=end_offset if is_vouched else vouched_end)
         is_open = beside_writer and seal is None  # its writer builds what is missing
         is_intact = is_open or _index_is_intact(seal, index, log, end_offset, clean=clean)
-        intact = intact and is_intact and _has_right_times(log, index)
+        intact = intact and is_intact and _is_of_log(log, index)
     return intact
 
 
@@ -557,17 +558,16 @@ def _leads_in(dispatcher: Dispatcher, log: CommitLog) -> bool:
     return any(unit and unit[0] >= log.first_offset for unit in newest)
 
 
-def _has_right_times(log: CommitLog, index: Index) -> bool:
-    """Whether the headers of the index files have the times of the records in their first and last items: a query
-    passes over files of other times. No record has a time of 0 or less but by damage."""
+def _is_of_log(log: CommitLog, index: Index) -> bool:
+    """Whether the first and last items of the index files lead to records, damaged or not, and the files' headers have
+    the times of these: a query passes over files of other times. No record has a time of 0 or less but by damage."""
     return not any(
-        log.first_offset <= offset < log.end_offset
-        and is_record(log, offset)
-        and 0 < log.message(offset).store_timestamp != timestamp
+        0 < log.message(offset).store_timestamp != timestamp if is_record(log, offset) else is_taken(log, offset)
         for file in index.files if file.next_item > 1
         for offset, timestamp in (
             (file.begin_commit_log_offset, file.begin_timestamp), (file.end_commit_log_offset, file.end_timestamp),
         )
+        if log.first_offset <= offset < log.end_offset
     )  # fmt: skip
 
 
