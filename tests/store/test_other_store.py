@@ -15,6 +15,8 @@ from store.model import Clock
 from store.test_recreated_topics import STATES, settings_of, walked
 from stratalog.errors import CorruptData
 from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, CONFIG, INDEX, SNAPSHOT
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
 COUNT = 12
@@ -151,3 +153,29 @@ def test_opening_serves_all_messages_of_the_log(kind: Kind, state: str, overlay:
             for key, queue in content.items():
                 assert read_on(store.queue(*key))[0] == queue
                 assert store.queue(*key).max_offset >= len(queue)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("which", ["all", "first", "newest"])
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("others", ["as long", "much longer"])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_rebuild_refuses_a_log_that_repair_refuses(
+    kind: Kind, others: str, state: str, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 1024)
+
+    def lay(own: Path, other: Path, kind: Kind) -> None:
+        used = [path for path in sorted((own / COMMIT_LOG).iterdir()) if any(path.read_bytes())]
+        for path in {"all": used, "first": used[:1], "newest": used[-1:]}[which]:
+            shutil.copy(other / COMMIT_LOG / path.name, path)
+
+    monkeypatch.setitem(OVERLAYS, "log", lay)
+    if kind is BATCH and which == "newest":
+        pytest.skip("its two records may be damaged")
+    own, _ = laid_over(kind, "log", COUNT, others, state, tmp_path)
+    with pytest.raises(CorruptData) as refusal:
+        plan_repair(own, settings=settings_of(kind))
+    with pytest.raises(CorruptData) as other_refusal:
+        rebuild(own, settings=settings_of(kind))
+    assert other_refusal.value.path == refusal.value.path or "would be missing" in str(other_refusal.value)

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_of
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_name, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import CRC_LEAD
@@ -32,6 +33,7 @@ from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.dispatch import may_be_lost
 from stratalog.store.queue_begin import (
+    ONLY_UNITS_TELL,
     LiveUnit,
     QueueBegin,
     QueueKey,
@@ -57,6 +59,8 @@ _LIGHT = MULTI_DISPATCH.encode()
 _RECORD_WEIGHT, _UNIT_WEIGHT, _CRC_WEIGHT, _PLACEHOLDER_LESS = 4, 8, 1 << 20, 2
 """What a record's own field counts, a unit that agrees, and a record CRC. One more counts for a direct neighbour. What
 an earlier repair made counts less: of it and a message that contradict each other the message stays."""
+_MISSED_MIN, _MISSED_SHARE_MIN = 4, 1 / 6
+"""From how many units, and what share of its records, that find other records a log file is another store's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +262,13 @@ class Evidence:
         """Units that lead into whole records of each file of the log, by its number."""
         self.agreed_in: Counter[int] = Counter()
         """Those of them that find a message of their queue there."""
+        self.fitting_in: Counter[int] = Counter()
+        """Those of them that lead to a record of their size, be it another queue's."""
         self.missed_in: dict[QueueKey, Counter[int]] = defaultdict(Counter)
         """By queue that agrees elsewhere, how many of its units lead into a record of another one."""
         self.queued_in: Counter[int] = Counter()
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
+        self._log_begin = 0
         self._repaired: list[tuple[int, int]] = []
         """Log offsets [begin, end) of the records that an earlier repair made."""
         self._overwritten: list[int] = []
@@ -387,6 +394,7 @@ class Evidence:
         numbers = np.concatenate([np.full(len(self.hidden), -1, np.int64), *(queue.numbers for queue in queues)])
         self._offsets, first = np.unique(offsets, return_index=True)
         self._sizes, self._numbers = sizes[first], numbers[first]
+        self._log_begin = log_begin
         self.begins = queue_begins(self._root, self._disk)
         for key, begin in self.begins.items():
             self._deleted |= self.queue(*key).begin_at(begin)
@@ -430,6 +438,7 @@ class Evidence:
         agrees = self._support(queue, numbers, offsets, counts)
         if not is_light(queue.key[0]):
             _count_files(self.led_to, offsets[self._is_covered(offsets)], self.file_size)
+            _count_files(self.fitting_in, offsets[self._has_size(offsets, sizes)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
         # A file that leads to other records, or into them, more often than to its own is another queue's or another
         # store's; so is a queue that finds none of its messages.
@@ -460,6 +469,30 @@ class Evidence:
         foreign = offsets[~is_named & self._has_size(offsets, sizes) & ~np.isin(offsets, self._overwritten)]
         refuted = queue.offsets[~queue.supported & np.isin(queue.numbers, numbers)] if len(foreign) else foreign
         return len({*foreign.tolist(), *refuted.tolist()}) > 1
+
+    def refuse_foreign(self, *, but_exchanged: bool = False) -> None:
+        """Raise `CorruptData` for a log file in which no queue finds a message, or several queues find other records in
+        the places of theirs: nobody can tell which is right. `but_exchanged` passes over a file in which most units
+        find a record of their size: the queues were exchanged. Call it after `take_units`."""
+        for number in sorted({*self.led_to, *chain(*self.missed_in.values())}):
+            led, queued = self.led_to[number], self.queued_in[number]
+            if but_exchanged and 2 * self.fitting_in[number] > led:
+                continue
+            missed = [count for counts in self.missed_in.values() if (count := counts[number])]
+            is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
+            if (led > 1 and queued > 1 and not self.agreed_in[number]) or is_shifted:
+                raise CorruptData(
+                    f"{sum(missed) if is_shifted else led:,} queue units that lead into this file do not match its "
+                    "records: the file is of another store, or files or directories of queues were exchanged. Put the "
+                    f"right file back; if it is the queues, {self._exchanged_step()}",
+                    path=str(self._root / COMMIT_LOG / offset_name(number * self.file_size)),
+                )
+
+    def _exchanged_step(self) -> str:
+        if self.has_deleted or self._log_begin:  # only units tell where empty queues end
+            return f"exchange them back. {ONLY_UNITS_TELL}"
+        trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._root / tree).is_dir()]
+        return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
 
     @staticmethod
     def _support(

@@ -61,10 +61,10 @@ from stratalog.store.snapshot import (
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
-from stratalog.tools.evidence import queue_begins
+from stratalog.tools.evidence import Evidence, queue_begins
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
-from stratalog.tools.survey import MISSING_MAX
+from stratalog.tools.survey import MISSING_MAX, survey_log
 from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued, written_end
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
@@ -257,6 +257,8 @@ def rebuild_locked(
                 "says why not",
                 path=str(root / names.COMMIT_LOG),
             )
+        if "queues" in parts and not may_serve_less:
+            _refuse_foreign(root, settings, disk, outside, has_light=has_light or bool(light))
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
             raise of_wrong_type(root, topic, outside[topic])
         bitmap_count = _bitmap_count(root, staging, disk) if "queues" in parts else 0
@@ -320,6 +322,20 @@ def _refuse_to_empty(root: Path, disk: Disk) -> None:
             "not one whole record is in the log, and queues lead to some: restore it from a copy. Nothing was changed",
             path=str(root / names.COMMIT_LOG),
         )
+
+
+def _refuse_foreign(
+    root: Path, settings: StoreSettings, disk: Disk, batch_topics: Collection[str], *, has_light: bool
+) -> None:
+    """Raise `CorruptData` for a log file of another store, as a repair does. Of exchanged queues the log tells all that
+    a rebuild needs."""
+    evidence = Evidence(root, settings, disk, batch_topics=batch_topics, has_light=has_light)
+    file_size, is_torn = settings.commit_log_file_size, may_be_torn(root, disk)
+    for survey in survey_log(root / names.COMMIT_LOG, PrivateDisk(), file_size=file_size, may_be_torn=is_torn):
+        evidence.take(survey)
+        survey.close()
+    evidence.take_units(_log_begin(root, disk))
+    evidence.refuse_foreign(but_exchanged=True)
 
 
 def clear_staging(root: Path) -> None:

@@ -62,7 +62,7 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import check_path, stamps
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import ONLY_UNITS_TELL, QueueBegin, QueueKey, has_place, written_units
+from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized, unconfirmed
 from stratalog.store.topics import Topics
@@ -84,8 +84,6 @@ from stratalog.tools.verify_report import VerifyReport
 TAIL = "TAIL"
 _FOREVER = 2**62
 _CHUNK_SIZE = 1 << 20
-_MISSED_MIN, _MISSED_SHARE_MIN = 4, 1 / 6
-"""From how many units, and what share of its records, that find other records a log file is another store's."""
 
 
 @dataclass(slots=True)
@@ -327,7 +325,7 @@ class _LogPlan:
         damages, tail, written_end, log_begin = self._look(evidence)
         evidence.take_units(log_begin)
         damages = sorted([*damages, *self._false_blanks(evidence)], key=lambda damage: damage.begin)
-        self._refuse_foreign(evidence)
+        evidence.refuse_foreign()
         for topic, offsets in evidence.outside.items():
             alone = [offset for offset in offsets if not evidence.claims.get(offset)]  # no unit says that it was moved
             if is_topic(topic) and alone:
@@ -463,28 +461,6 @@ class _LogPlan:
                 for claim in evidence.claims[offset]
             )
         ]  # fmt: skip
-
-    def _refuse_foreign(self, evidence: Evidence) -> None:
-        """Raise `CorruptData` for a log file in which no queue finds a message, or several queues find other records in
-        the places of theirs: nobody can tell which is right."""
-        for base in self._files:
-            number = base // self._file_size
-            led, queued = evidence.led_to[number], evidence.queued_in[number]
-            missed = [count for counts in evidence.missed_in.values() if (count := counts[number])]
-            is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
-            if (led > 1 and queued > 1 and not evidence.agreed_in[number]) or is_shifted:
-                raise CorruptData(
-                    f"{sum(missed) if is_shifted else led:,} queue units that lead into this file do not match its "
-                    "records: the file is of another store, or files or directories of queues were exchanged. Put the "
-                    f"right file back; if it is the queues, {self._exchanged_step(evidence)}",
-                    path=str(self._plan.root / COMMIT_LOG / offset_name(base)),
-                )
-
-    def _exchanged_step(self, evidence: Evidence) -> str:
-        if evidence.has_deleted or self._plan.report.log_begin:  # only units tell where empty queues end
-            return f"exchange them back. {ONLY_UNITS_TELL}"
-        trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._plan.root / tree).is_dir()]
-        return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
 
     def _read(self, offset: int, size: int) -> bytes:
         start = offset - offset % self._file_size
