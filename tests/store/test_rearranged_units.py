@@ -64,3 +64,21 @@ def test_messages_whose_units_were_rearranged_are_served_after_a_repair(
         for key in kind.queues:
             assert read_on(store.queue(*key))[0] == content.queues[key]
     assert verify(root, settings=settings_of(kind)).ok
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["rebuilt", "repaired"])
+@pytest.mark.parametrize("count", [1, 2, 20])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_queue_file_that_holds_its_bytes_twice_makes_its_queue_no_longer(
+    kind: Kind, count: int, road: str, state: str, tmp_path: Path
+) -> None:
+    content = kind.made(tmp_path, count=count)
+    STATES[state](tmp_path)
+    path = kind.files(tmp_path, kind.queues[0])[-1]
+    path.write_bytes(2 * path.read_bytes())
+    walked(kind, tmp_path, road)
+    with kind.open(tmp_path) as store:
+        for key, queue in content.queues.items():
+            assert (read_on(store.queue(*key))[0], store.queue(*key).max_offset) == (queue, len(queue))

@@ -546,6 +546,7 @@ def _led_elsewhere(
             if (
                 record
                 and record.total_size == newest[-1][3]
+                and newest[-1][1] not in {offset for _, offset, *_ in newest[:-1]}  # it stands in a queue once
                 and not has_place(record, topic, queue_id, number)
                 and not (layout is BATCH_UNIT and _is_right(record, topic, queue_id, ends[0]))
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
