@@ -345,3 +345,26 @@ def test_a_lost_record_is_counted_once_whichever_queue_is_gone(which: int, gone:
     for key, queue in content.queues.items():
         lost = {(key, number) for number, known in queue.items() if known.commit_log_offset == place}
         assert lost <= named or key[0] == gone
+
+
+@pytest.mark.parametrize("state", ["closed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["", "rebuilt"])
+@pytest.mark.parametrize("put", ["%LMQ%a", "%LMQ%b"])
+@pytest.mark.parametrize("count", [3, 9])
+def test_a_message_of_several_light_queues_that_is_lost_counts_once(
+    count: int, put: str, road: str, state: str, tmp_path: Path
+) -> None:
+    """The newest one; then one is put into one of these queues alone."""
+    content = LIGHT_KIND.made(tmp_path, count=count)
+    STATES[state](tmp_path)
+    newest = max(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(newest + 90)
+        file.write(b"?")
+    with LIGHT_KIND.open(tmp_path) as store:
+        store.queue("parent", count % 2).put_raw(b"new", encode_properties({MULTI_DISPATCH: put}))
+    for step in filter(None, [road]):
+        walked(LIGHT_KIND, tmp_path, step)
+    plan = plan_repair(tmp_path, settings=StoreSettings.make({**SIZES, **LIGHT_KIND.settings}))
+    assert plan.lost_count == 1
+    assert {name for message in plan.lost for name, *_ in message.all_places} == {"parent", "%LMQ%a", "%LMQ%b"}

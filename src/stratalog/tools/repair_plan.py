@@ -130,10 +130,11 @@ class RepairPlan:
 
     @property
     def lost_count(self) -> int:
-        """Messages lost, at least: of one that is known by its light queues alone each of these is in `lost`."""
+        """Messages lost, at least: one may be in `lost` for its own queue and again for each light queue of its."""
         light = Counter(message.topic for message in self.lost if is_light(message.topic))
+        light.update(name for message in self.lost for name, _ in message.places)
         known = sum(message.message_count for message in self.lost if not is_light(message.topic))
-        return known + max(light.values(), default=0)
+        return max(known, *light.values(), 0)
 
     @property
     def lost_ranges(self) -> list[tuple[str, int, int, int]]:
