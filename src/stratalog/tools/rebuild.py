@@ -65,7 +65,7 @@ from stratalog.tools.evidence import Evidence, queue_begins
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.survey import MISSING_MAX, survey_log
-from stratalog.tools.unqueued import LogRange, forgotten, kinds_in_log, known_end, unqueued, written_end
+from stratalog.tools.unqueued import LogRange, differ, forgotten, kinds_in_log, known_end, unqueued, written_end
 from stratalog.tools.verify_files import (
     QUEUE_TREES,
     UNDER_REPAIR,
@@ -257,7 +257,7 @@ def rebuild_locked(
                 "says why not",
                 path=str(root / names.COMMIT_LOG),
             )
-        if "queues" in parts and not may_serve_less:
+        if "queues" in parts and not may_serve_less and differ(root, staging, log):
             _refuse_foreign(root, settings, disk, outside, has_light=has_light or bool(light))
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
             raise of_wrong_type(root, topic, outside[topic])

@@ -121,6 +121,20 @@ class LogRange:
     damages: Sequence[Damage]
 
 
+def differ(root: Path, staging: Path, log: LogRange) -> bool:
+    """Whether units of the queues in `root` that lead into the log differ from those in `staging`: more than one."""
+    disk, count = PrivateDisk(), 0
+    new = _led_to(staging, disk)
+    for key, (numbers, offsets, _) in _led_to(root, disk).items():
+        if not is_light(key[0]):
+            now = new.get(key, _NONE)
+            at = np.searchsorted(now[0], numbers)
+            is_same = at < len(now[0])
+            is_same[is_same] = (now[0][at[is_same]] == numbers[is_same]) & (now[1][at[is_same]] == offsets[is_same])
+            count += int(np.count_nonzero((offsets >= log.begin) & (offsets < log.end) & ~is_same))
+    return count > 1
+
+
 def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool, int]:
     """What a queue knows that the one built from the log does not: whether its units lead to nothing but messages from
     before the log's begin and from damaged ranges; and the end of the last message after the log's end, 0 if none.
