@@ -4,8 +4,9 @@ CPython runs a signal handler between two bytecodes of the main thread: when a f
 a jump backwards, and inside C functions that wait. `Injector` raises at the n-th of a larger set: each line, each call
 and return of the store's own functions and of those of the standard library that it counts on (`TRACED`), and before
 and after each C function that they call. Left out is what CPython rules out: between the body of a `with` and the
-`__exit__` in C that ends it, where no lock would be safe in any program; and the line `try:`, which does nothing and
-which no handler of an enclosing `with` covers.
+`__exit__` in C that ends it, where no lock would be safe in any program; the line `try:`, which does nothing and
+which no handler of an enclosing `with` covers; and the begin and the end of an `except`: what is raised there leaves
+the exception that it handles in the thread's `sys.exc_info()` for good, as the `__context__` of all that follow.
 """
 
 import concurrent.futures.thread
@@ -65,6 +66,7 @@ class Injector:
         self.points: list[int] = []
 
     def __enter__(self) -> Self:
+        assert sys.exc_info()[1] is None, "an exception is still being handled: an earlier case left it behind"
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
         return self
@@ -116,10 +118,11 @@ class Injector:
 
 @cache
 def _ruled_out(code: CodeType) -> frozenset[int]:
-    """Offsets of instructions that do nothing, or begin the end of a `with`: `__exit__(None, None, None)` follows."""
+    """Offsets of instructions that do nothing, begin or end the handling of an exception, or begin the end of a `with`:
+    `__exit__(None, None, None)` follows."""
     run = 0
     instructions = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
-    found = {one.offset for one in instructions if one.opname == "NOP"}
+    found = {one.offset for one in instructions if one.opname in ("NOP", "PUSH_EXC_INFO", "POP_EXCEPT")}
     for number, one in enumerate(instructions):
         run = run + 1 if one.opname == "LOAD_CONST" and one.argval is None else 0
         if run == 3:
