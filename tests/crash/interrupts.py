@@ -13,6 +13,7 @@ import concurrent.futures.thread
 import contextlib
 import dis
 import gc
+import os
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ import stratalog
 
 TRACED = (
     str(Path(stratalog.__file__).parent / "store"),
+    str(Path(stratalog.__file__).parent / "tools"),
     str(Path(stratalog.__file__).parent / "kernels"),
     *(module.__file__ or "" for module in (threading, contextlib, concurrent.futures.thread)),
 )
@@ -153,6 +155,24 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+def open_descriptors() -> dict[str, str]:
+    """The descriptors of this process, and what each is of; not the one that it takes to list them."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
+
+
+def check_descriptors(before: dict[str, str]) -> None:
+    """Nothing is open that was not, but for what the garbage collector closes."""
+    if open_descriptors().items() - before.items():
+        gc.collect()
+        left = open_descriptors().items() - before.items()
+        if left:
+            raise AssertionError(f"descriptors are left: {dict(left)}")
 
 
 @contextlib.contextmanager

@@ -73,7 +73,8 @@ class Fork:
             os.close(self._goes_on)
             self._wait()
             assert contents(self._root) == before
-        for fd in (self._said, self._waits, *([] if self.child and self._child_waits else [self._goes_on])):
+        unused = [] if self.child else [self._says]
+        for fd in (self._said, self._waits, *unused, *([] if self.child and self._child_waits else [self._goes_on])):
             os.close(fd)
 
     def _wait(self) -> None:

@@ -654,7 +654,7 @@ class Narrow(Disk):
                 disk.count -= 1
                 super().close()
 
-        return Counted(file.path, file._fd, file.process)
+        return Counted(file.path, file._file, file.process)
 
 
 @pytest.mark.parametrize("count_max", [1, 2, 5])
@@ -724,7 +724,7 @@ class Failing(Disk):
                 disk.synced += 1
                 super().sync()
 
-        return File(file.path, file._fd, file.process)
+        return File(file.path, file._file, file.process)
 
 
 @pytest.mark.parametrize("evicted", [False, True], ids=["in the flush", "when its file is closed"])

@@ -354,7 +354,7 @@ def test_full_log_files_give_their_descriptors_back_once_durable(open_store: Ope
         store.put("t", b"x" * 20_000)
     store.flush()
     assert len(store.log.files) > 4
-    assert [file._fd >= 0 for file in store.log.files] == [False] * (len(store.log.files) - 1) + [True]
+    assert [file._file is not None for file in store.log.files] == [False] * (len(store.log.files) - 1) + [True]
     store.put("t", b"after")
     store.flush()
 

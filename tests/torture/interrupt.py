@@ -16,7 +16,15 @@ from typing import Any
 import pyarrow as pa
 
 import stratalog
-from crash.interrupts import Dropped, Injector, Interrupted, interrupted_after, unraisable_dropped
+from crash.interrupts import (
+    Dropped,
+    Injector,
+    Interrupted,
+    check_descriptors,
+    interrupted_after,
+    open_descriptors,
+    unraisable_dropped,
+)
 from store.model import QUIET
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import StoreClosed, StoreUnavailable
@@ -205,6 +213,15 @@ def _read(store: MessageStore, diary: Diary) -> None:
     store.queue("t", 0).offset_at(1_700_000_000_000)
 
 
+def _verify(store: MessageStore, diary: Diary) -> None:
+    """Of a store that is open, and of what it would be after a kill."""
+    verify(store.root, settings=store.settings)
+    copy = store.root.with_name(f"{store.root.name}-copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(store.root, copy)
+    assert verify(copy, settings=store.settings).ok
+
+
 def _create_topic(store: MessageStore, diary: Diary) -> None:
     store.create_topic("made", queues=2)
 
@@ -223,7 +240,8 @@ WAYS: tuple[Callable[[Queue, list[bytes]], Sequence[Receipt]], ...] = (
     lambda queue, bodies: asyncio.run(_put_tasks(queue, bodies)),
 )
 OTHERS: dict[str, Operation] = {
-    "flush": _flush, "checkpoint": _keep, "read": _read, "create_topic": _create_topic,
+    "flush": _flush, "checkpoint": _keep, "read": _read, "verify": _verify,
+    "create_topic": _create_topic,
 }  # fmt: skip
 
 
@@ -255,6 +273,7 @@ class Scene:
         self.root = self._folder / str(next(self._numbers))
         shutil.copytree(self._template, self.root)
         self._before = set(threading.enumerate())
+        self._descriptors = open_descriptors()
         known = {key: dict(messages) for key, messages in self._known.acknowledged.items()}
         return Diary(set(self._known.begun), known, count(1000))
 
@@ -284,13 +303,15 @@ class Scene:
                 thread.finish()
 
     def check_closed(self, diary: Diary) -> None:
-        """No thread is left, the collector is on, the files are whole, the store opens (lock free) and goes on."""
+        """No thread and no descriptor is left, the collector is on, the files are whole, and the store opens (lock
+        free) and goes on."""
         left = [thread.name for thread in set(threading.enumerate()) - self._before if thread.is_alive()]
         if left:
             raise AssertionError(f"threads are left: {left}")
         if not gc.isenabled():
             gc.enable()
             raise AssertionError("the garbage collector is off")
+        check_descriptors(self._descriptors)
         self._verify()
         with self.open() as store:
             if store.recovery.quarantined:

@@ -55,7 +55,8 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "no fsync of the directory", "store/disk.py",
-        "            self._process.os.fsync(fd)\n        except OSError", "            pass\n        except OSError",
+        "            self._process.os.fsync(directory.fds[0])\n        except OSError",
+        "            pass\n        except OSError",
         (f"{POWER}::test_new_files_and_names_are_durable_before_a_put_is_acknowledged",),
     ),
     Fault(
@@ -100,9 +101,9 @@ FAULTS_PLANTED = (
     ),
     Fault(
         "no fsync before the rename of a small file", "store/disk.py",
-        "                OpenFile(temporary, fd, self._process).write(0, data)\n"
-        "                self._process.os.fsync(fd)\n",
-        "                OpenFile(temporary, fd, self._process).write(0, data)\n",
+        "                OpenFile(temporary, file, self._process).write(0, data)\n"
+        "                self._process.os.fsync(file.fileno())\n",
+        "                OpenFile(temporary, file, self._process).write(0, data)\n",
         (f"{OPENING}::test_a_small_file_is_synced_before_it_takes_its_name",),
     ),
     Fault(

@@ -11,11 +11,13 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import mmap
 import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,6 +82,11 @@ class _Process:
         self.mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
         """The files that are mapped into memory that processes share."""
 
+    def create(self, path: Path, mode: str) -> io.FileIO:
+        """As `opened`: create a file, or open it to write."""
+        opener = partial(self.os.open, mode=FILE_MODE)
+        return io.FileIO(str(path), mode, opener=self.os and opener)  # a child forked since the line before raises
+
     def abandon(self) -> Iterable[object]:
         global _process
         self._held = [file.abandon() for file in list(self.mapped)]
@@ -101,13 +108,15 @@ class MappedFile:
     file again.
     """
 
-    __slots__ = ("__weakref__", "_data_end", "_fd", "_process", "_released", "_view", "address", "map", "path", "size")
+    __slots__ = (
+        "__weakref__", "_data_end", "_file", "_process", "_released", "_view", "address", "map", "path", "size"
+    )  # fmt: skip
 
     def __init__(
-        self, path: Path, fd: int, mapping: mmap.mmap, process: _Process, *, data_end: int | None = None
+        self, path: Path, file: "OpenFile | None", mapping: mmap.mmap, process: _Process, *, data_end: int | None = None
     ) -> None:  # fmt: skip
         self.path = path
-        self._fd = fd
+        self._file = file
         self._process = process
         self._released = False
         self._data_end = len(mapping) if data_end is None else data_end
@@ -128,8 +137,8 @@ class MappedFile:
     def write(self, position: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
         """Write bytes as a file is written, not through the mapping, which shows them at once: in bulk this is several
         times as fast, since a store into a mapping costs a fault for each page."""
-        if self._fd >= 0:
-            OpenFile(self.path, self._fd, self._process).write(position, data.data)
+        if file := self._file:
+            file.write(position, data.data)
         else:
             self._view[position : position + data.size] = data
 
@@ -154,15 +163,15 @@ class MappedFile:
 
     def sync(self) -> None:
         if self._released:
-            self._fd = self._process.os.open(self.path, os.O_RDWR)
+            self._file = OpenFile(self.path, self._process.create(self.path, "r+"), self._process)
             self._released = False
-        if self._fd >= 0:
-            OpenFile(self.path, self._fd, self._process).sync()
+        if file := self._file:
+            file.sync()
 
     def release(self) -> None:
         """Give the descriptor back and keep the mapping: for a file that takes no more stores."""
-        if self._fd >= 0:
-            self._data_end = data_end(self._fd, self.size)
+        if file := self._file:
+            self._data_end = data_end(file.fd, self.size)
             self._released = True
         self._close()
 
@@ -170,7 +179,8 @@ class MappedFile:
     def data_end(self) -> int:
         """Position after which nothing was ever written: a hole, or blocks that are reserved only. Zeros there cost no
         look, and no page cache."""
-        return self._data_end if self._fd < 0 else data_end(self._fd, self.size)
+        file = self._file
+        return data_end(file.fd, self.size) if file else self._data_end
 
     def abandon(self) -> memoryview:
         """In a forked child: the memory is the child's own from now on, for a call that goes on, as long as what is
@@ -191,31 +201,32 @@ class MappedFile:
         self._close()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # forgotten first: a child forked meanwhile closes what it finds
-        if fd >= 0:
-            os.close(fd)
+        file, self._file = self._file, None
+        if file:
+            file.close()
 
 
 class OpenFile:
-    """An open file for positional reads and writes."""
+    """An open file for positional reads and writes; closed with its last reference, if not before."""
 
-    __slots__ = ("_fd", "path", "process")
+    __slots__ = ("_file", "fd", "path", "process")
 
-    def __init__(self, path: Path, fd: int, process: _Process) -> None:
+    def __init__(self, path: Path, file: io.FileIO | None, process: _Process) -> None:
         self.path = path
-        self._fd = fd
+        self._file = file
+        self.fd = file.fileno() if file else -1
         self.process = process
 
     def read(self, position: int, size: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
-        found: bytes = self.process.os.pread(self._fd, size, position)
+        found: bytes = self.process.os.pread(self.fd, size, position)
         return found
 
     def write(self, position: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
         try:
             while view:
-                written = self.process.os.pwrite(self._fd, view, position)
+                written = self.process.os.pwrite(self.fd, view, position)
                 view = view[written:]
                 position += written
         except OSError as error:
@@ -224,7 +235,7 @@ class OpenFile:
 
     def data_end(self) -> int:
         """Position after which nothing was ever written, where the file system can tell."""
-        return data_end(self._fd, os.fstat(self._fd).st_size)
+        return data_end(self.fd, os.fstat(self.fd).st_size)
 
     def zero_from(self, position: int) -> None:
         """Zero what was written after `position`. The file keeps its length throughout."""
@@ -237,15 +248,35 @@ class OpenFile:
 
     def sync(self) -> None:
         try:
-            self.process.os.fdatasync(self._fd)
+            self.process.os.fdatasync(self.fd)
         except OSError as error:
             _name(error, self.path)
             raise
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self.fd = -1
+        if self._file:
+            self._file.close()
+
+
+def opened(path: Path, mode: str) -> io.FileIO:
+    """Open a file. What is returned is closed with its last reference: whatever a signal handler raises, and wherever,
+    nothing stays open. A descriptor that `os.open` returns is lost then."""
+    return io.FileIO(path, mode, opener=os.open)
+
+
+class _Descriptor:
+    """The same for what `io.FileIO` does not take: directories, and other flags. No signal handler runs between the
+    opening and the store into the list, or between the closing and the removal from it."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.fds: list[int] = []
+        self.fds += map(os.open, (path,), (flags,))
+
+    def close(self) -> None:
+        self.fds[:] = filter(None, map(os.close, self.fds))
+
+    __del__ = close
 
 
 def _name(error: OSError, path: Path) -> None:
@@ -294,11 +325,8 @@ class Disk:
         """Raise `DiskFull` unless there is room for so many bytes now."""
         temporary = _unfinished(path)
         with self._told_when_full(path, size, temporary):
-            fd = self._process.os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-            try:
-                self._process.os.posix_fallocate(fd, 0, size)
-            finally:
-                os.close(fd)
+            with self._process.create(temporary, "w+") as file:
+                self._process.os.posix_fallocate(file.fileno(), 0, size)
             self._process.os.unlink(temporary)
 
     def create_sparse(self, path: Path, size: int) -> None:
@@ -311,13 +339,11 @@ class Disk:
     def _create(self, path: Path, size: int, fill: Callable[[int], None], *, durably: bool) -> None:
         temporary = _unfinished(path)
         with self._told_when_full(path, size, temporary):
-            fd = self._process.os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-            try:
+            with self._process.create(temporary, "w+") as file:
+                fd = file.fileno()
                 fill(fd)
                 if durably:
                     self._process.os.fsync(fd)
-            finally:
-                os.close(fd)
             self._process.os.rename(temporary, path)
         if durably:
             self.sync_directory(path.parent)
@@ -329,17 +355,13 @@ class Disk:
                 self.remove(directory.parent / name)
 
     def map(self, path: Path) -> MappedFile:
-        fd = os.open(path, os.O_RDWR)
-        try:
-            file = MappedFile(path, fd, _map(fd, mmap.MAP_SHARED), self._process)
-            self._process.mapped.add(file)
-            return file
-        except BaseException:
-            os.close(fd)
-            raise
+        file = self.open(path)
+        mapped = MappedFile(path, file, _map(file.fd, mmap.MAP_SHARED), self._process)
+        self._process.mapped.add(mapped)
+        return mapped
 
     def open(self, path: Path) -> OpenFile:
-        return OpenFile(path, os.open(path, os.O_RDWR), self._process)
+        return OpenFile(path, opened(path, "r+"), self._process)
 
     def files(self, directory: Path) -> dict[str, int]:
         """Names and sizes of the regular files in a directory, sorted; empty when there is none."""
@@ -373,12 +395,12 @@ class Disk:
 
     def mark(self, path: Path, data: bytes) -> Stamp:
         """Write the begin of a file in place, durably; its times are now, by the file system's own clock."""
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = _Descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self._process.os.pwrite(fd, data, 0)
-            self._process.os.fsync(fd)
+            self._process.os.pwrite(file.fds[0], data, 0)
+            self._process.os.fsync(file.fds[0])
         finally:
-            os.close(fd)
+            file.close()
         return self.stamp(str(path))
 
     def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
@@ -387,31 +409,27 @@ class Disk:
         Raises `CorruptData` for what is no regular file, for a larger one, and for one that is mostly a hole.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
+            if not stat.S_ISREG(os.stat(path).st_mode):  # a FIFO would be waited for
+                raise CorruptData("this is no regular file; remove it", path=str(path))
+            file = opened(path, "r")
         except FileNotFoundError:
             return None
-        try:
+        with file:
+            fd = file.fileno()
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise CorruptData("this is no regular file; remove it", path=str(path))
             if status.st_size > size_max and not cut:
                 raise CorruptData(f"the file has {status.st_size:,} bytes; the limit is {size_max:,}", path=str(path))
             size = min(status.st_size, size_max)
             check_allocated(str(path), status, size)
             return os.pread(fd, size, 0)
-        finally:
-            os.close(fd)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
         temporary = path.with_name(path.name + UNFINISHED)
         with self._told_when_full(path, len(data), temporary):
-            fd = self._process.os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-            try:
-                OpenFile(temporary, fd, self._process).write(0, data)
-                self._process.os.fsync(fd)
-            finally:
-                os.close(fd)
+            with self._process.create(temporary, "w") as file:
+                OpenFile(temporary, file, self._process).write(0, data)
+                self._process.os.fsync(file.fileno())
             self._process.os.rename(temporary, path)
         self.sync_directory(path.parent)
 
@@ -421,14 +439,14 @@ class Disk:
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        directory = _Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._process.os.fsync(fd)
+            self._process.os.fsync(directory.fds[0])
         except OSError as error:
             _name(error, path)
             raise
         finally:
-            os.close(fd)
+            directory.close()
 
     def lock(self, path: Path) -> Callable[[], None]:
         """Take the store's lock as upstream does (byte 0 of the lock file); returns what releases it.
@@ -459,19 +477,20 @@ class _Lock:
     not end when this process closes another descriptor of the file, as whoever copies the directory does.
     """
 
-    _fd = -1
+    _file: io.FileIO | None = None
 
     def __init__(self, path: Path, process: _Process) -> None:
         self._place = os.path.realpath(path)
         self._process = process
-        self._fd = self._process.os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        self._process.create(path, "a").close()
+        self._file = opened(path, "r+")
         try:
             self._set(fcntl.F_WRLCK)
-            is_marked = os.pread(self._fd, len(OWN_MARK), 0) == OWN_MARK
+            is_marked = os.pread(self._file.fileno(), len(OWN_MARK), 0) == OWN_MARK
             mark = OWN_MARK if is_marked else b"lock"
-            self._process.os.pwrite(self._fd, mark, 0)
+            self._process.os.pwrite(self._file.fileno(), mark, 0)
         except BaseException as error:
-            self._close()
+            self._file.close()
             if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             if self._place in _held:
@@ -486,33 +505,29 @@ class _Lock:
 
     def _set(self, kind: int) -> None:
         asked = bytes(_Flock(kind, os.SEEK_SET, 0, 1))
-        self._process.fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, asked)
+        self._process.fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, asked)
 
     def release(self) -> None:
         """Release it, once, though a child forked meanwhile may hold a descriptor of the same description."""
         unwatch(self)
         _held.discard(self._place)
-        if self._fd >= 0:
+        if self._file and not self._file.closed:
             self._set(fcntl.F_UNLCK)
-            self._close()
+            self._file.close()
 
     def abandon(self) -> Iterable[object]:
         """In a forked child: the lock is the parent's."""
         _held.discard(self._place)
-        with contextlib.suppress(OSError):
-            self._close()
+        if self._file:
+            self._file.close()
         return ()
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def __del__(self) -> None:
         """When taking it failed, or was interrupted before anybody had it."""
-        if self._fd >= 0:
-            _held.discard(self._place)
-            self._close()
+        with contextlib.suppress(StoreClosed):  # in a forked child
+            if self._file and not self._file.closed:
+                _held.discard(self._place)
+                self._file.close()
 
 
 class PrivateFile(OpenFile):
@@ -524,16 +539,18 @@ class PrivateFile(OpenFile):
 
     __slots__ = ("_changed",)
 
-    def __init__(self, path: Path, fd: int, process: _Process, changed: dict[Path, MappedFile]) -> None:
-        super().__init__(path, fd, process)
+    def __init__(
+        self, path: Path, file: io.FileIO | None, process: _Process, changed: dict[Path, MappedFile]
+    ) -> None:  # fmt: skip
+        super().__init__(path, file, process)
         self._changed = changed
 
     def _copy(self) -> MappedFile:
         copy = self._changed.get(self.path)
         if copy is None:
-            size = os.fstat(self._fd).st_size
-            copy = self._changed[self.path] = MappedFile(self.path, -1, mmap.mmap(-1, size), self.process)
-            written = os.pread(self._fd, data_end(self._fd, size), 0)
+            size = os.fstat(self.fd).st_size
+            copy = self._changed[self.path] = MappedFile(self.path, None, mmap.mmap(-1, size), self.process)
+            written = os.pread(self.fd, data_end(self.fd, size), 0)
             copy.map[: len(written)] = written
         return copy
 
@@ -579,26 +596,24 @@ class PrivateDisk(Disk):
     def allocate(self, path: Path, size: int) -> None:
         self._removed.discard(path)
         self._differs.add(path.parent)
-        self._mapped[path] = MappedFile(path, -1, mmap.mmap(-1, size), self._process)
+        self._mapped[path] = MappedFile(path, None, mmap.mmap(-1, size), self._process)
 
     create_sparse = allocate
 
     def map(self, path: Path, *, size_min: int = 0) -> MappedFile:
         """`size_min` maps a shorter file as if zeros followed it."""
         if path not in self._mapped:
-            fd = os.open(path, os.O_RDONLY)
-            try:
+            with opened(path, "r") as file:
+                fd = file.fileno()
                 mapping = _map(fd, mmap.MAP_PRIVATE | _MAP_NORESERVE, size_min=size_min)
                 _cover_holes(fd, mapping)
                 end = data_end(fd, len(mapping))
-                self._mapped[path] = MappedFile(path, -1, mapping, self._process, data_end=end)
-            finally:
-                os.close(fd)
+                self._mapped[path] = MappedFile(path, None, mapping, self._process, data_end=end)
         return self._mapped[path]
 
     def open(self, path: Path) -> OpenFile:
-        fd = -1 if path in self._mapped else os.open(path, os.O_RDONLY)
-        return PrivateFile(path, fd, self._process, self._mapped)
+        file = None if path in self._mapped else opened(path, "r")
+        return PrivateFile(path, file, self._process, self._mapped)
 
     def files(self, directory: Path) -> dict[str, int]:
         found = super().files(directory)
@@ -630,12 +645,11 @@ def lock_owner(path: Path) -> str | None:
     """Process id of who holds the store's lock, None when nobody does. The kernel knows it of RocketMQ; a process of
     ours leaves it in the abort mark."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with opened(path, "r") as file:
             asked = bytes(_Flock(fcntl.F_WRLCK, os.SEEK_SET, 0, 1))
-            found = _Flock.from_buffer_copy(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-        finally:
-            os.close(fd)
+            found = _Flock.from_buffer_copy(fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked))
         if found.type != fcntl.F_UNLCK:
             mark = path.with_name(ABORT)
             if found.pid > 0 or not mark.exists():

@@ -243,16 +243,16 @@ class ReportingDisk(PrivateDisk):
 
 class _ReportingFile(OpenFile):
     def __init__(self, path: Path, file: OpenFile, reporting: Callable[[Path], AbstractContextManager[None]]) -> None:
-        super().__init__(path, -1, file.process)
-        self._file, self._reporting = file, reporting
+        super().__init__(path, None, file.process)
+        self._inner, self._reporting = file, reporting
 
     def read(self, position: int, size: int) -> bytes:
         with self._reporting(self.path):
-            return self._file.read(position, size)
+            return self._inner.read(position, size)
 
     def data_end(self) -> int:
         with self._reporting(self.path):
-            return self._file.data_end()
+            return self._inner.data_end()
 
     def close(self) -> None:
-        self._file.close()
+        self._inner.close()
