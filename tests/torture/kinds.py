@@ -165,15 +165,20 @@ class Judge:
         self.found: Counter[str] = Counter()
 
     def case(self, chance: random.Random) -> None:
+        files = dict(self.original.files)
+        changes = [chance.choice(CHANGES) for _ in range(chance.choice((1, 1, 2, 3)))]
+        for change in changes:
+            change(chance, self.original, files)
+        comes_later = remove_file not in changes and chance.random() < 0.5
+        told = ", ".join(change.__name__ for change in changes)
+        self.judge(files, told, chance, comes_later=comes_later)
+
+    def judge(self, files: Files, told: str, chance: random.Random, *, comes_later: bool) -> None:
+        """Open, verify and rebuild a store with these files; `comes_later`: they change while it is open."""
         original, kind = self.original, self.original.kind
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(original.root, self.root)
-        files = dict(original.files)
-        changes = [chance.choice(CHANGES) for _ in range(chance.choice((1, 1, 2, 3)))]
-        for change in changes:
-            change(chance, original, files)
         hidden = original.hidden(files)
-        comes_later = remove_file not in changes and chance.random() < 0.5
         if comes_later:
             with kind.open(self.root, mode="r") as store:
                 store.queues()
@@ -185,7 +190,7 @@ class Judge:
                 self._serve(store, hidden, chance)
         report = verify(self.root)
         if files != original.files and report.ok:
-            raise Undetected(f"verify sees nothing: {', '.join(change.__name__ for change in changes)}")
+            raise Undetected(f"verify sees nothing: {told}")
         self._rebuild(hidden, is_log_whole=files[original.log] == original.files[original.log])
 
     @contextlib.contextmanager

@@ -278,8 +278,7 @@ def live_begins(
     for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
     for key, units in asked.items():
-        first = next((unit for unit, counts in zip(units, counting[key], strict=True) if counts), None)
-        first = first or _first_led(key, units, walk)
+        first = _first_counting(units, counting[key], walk) or _first_led(key, units, walk)
         if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
             found[key] = begin
     return found
@@ -390,6 +389,22 @@ def _counts(key: QueueKey, unit: LiveUnit, walk: "_Walk") -> bool:
     return damage == unit.commit_log_offset or (damage is not None and not walk.is_one_bit_off(key, unit))
 
 
+def _first_counting(units: Sequence[LiveUnit], counting: Sequence[bool], walk: "_Walk") -> LiveUnit | None:
+    """The first unit that counts. Where units lead to whole records of other places, files were moved or exchanged: a
+    damaged record does not make one count then."""
+    records = [walk.records.get(unit.commit_log_offset) for unit in units]
+    is_moved = any(
+        record and record.total_size == unit.size and not counts
+        for unit, counts, record in zip(units, counting, records, strict=True)
+    )
+    return next(
+        (
+            unit for unit, counts, record in zip(units, counting, records, strict=True)
+            if counts and (record or not is_moved)
+        ), None,
+    )  # fmt: skip
+
+
 def _first_led(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> LiveUnit | None:
     """The first record of the queue that units lead to, none of them at its place: they were moved or exchanged."""
     own = {record.commit_log_offset: record for record in walk.of_queue[key]} if units else {}
@@ -438,9 +453,9 @@ def _may_be_changed(
     led_to: Mapping[QueueKey, Set[int]],
 ) -> bool:  # fmt: skip
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
-    changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
-    there, without a record of the first one's place in between, or there is none, and the record does not go on from
-    those before it. `led_to` are log offsets in the first units of queues of which the begin is known."""
+    changed: no record of the unit's place is one bit of its log offset away; and the next unit leads to a whole record
+    and goes on there, without a record of the first one's place in between, or there is none, and the record does not
+    go on from those before it. `led_to` are log offsets in the first units of queues of which the begin is known."""
     unit = units[0] if units else None
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
@@ -458,7 +473,8 @@ def _may_be_changed(
             return False  # no other record names it: it may have been renamed
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
-        goes_on = counting[1] and units[1].queue_offset == unit.end and len(between) > 0
+        is_next = counting[1] and units[1].commit_log_offset in walk.records
+        goes_on = is_next and units[1].queue_offset == unit.end and len(between) > 0
         return goes_on and not any(place in between for place in walk.places(key, unit.queue_offset))
     before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
     return not before or not has_place(record, *key, before[-1].end)
