@@ -453,9 +453,10 @@ def _may_be_changed(
     led_to: Mapping[QueueKey, Set[int]],
 ) -> bool:  # fmt: skip
     """Whether the first unit of a queue leads to a record that names another place, and it may be the record that was
-    changed: no record of the unit's place is one bit of its log offset away; and the next unit leads to a whole record
-    and goes on there, without a record of the first one's place in between, or there is none, and the record does not
-    go on from those before it. `led_to` are log offsets in the first units of queues of which the begin is known."""
+    changed: no record of the unit's place is one bit of its log offset away; and the next unit counts and goes on
+    there, with a whole record unless the damage ran into it, and without a record of the first one's place in between,
+    or there is none, and the record does not go on from those before it. `led_to` are log offsets in the first units of
+    queues of which the begin is known."""
     unit = units[0] if units else None
     record = walk.records.get(unit.commit_log_offset) if unit else None
     if not unit or not record or counting[0] or record.total_size != unit.size or walk.is_one_bit_off(key, unit):
@@ -473,7 +474,7 @@ def _may_be_changed(
             return False  # no other record names it: it may have been renamed
     if len(units) > 1:
         between = range(unit.commit_log_offset, units[1].commit_log_offset)
-        is_next = counting[1] and units[1].commit_log_offset in walk.records
+        is_next = counting[1] and (units[1].commit_log_offset in walk.records or is_overwritten(record.properties))
         goes_on = is_next and units[1].queue_offset == unit.end and len(between) > 0
         return goes_on and not any(place in between for place in walk.places(key, unit.queue_offset))
     before = [own for own in walk.of_queue[key] if own.commit_log_offset < unit.commit_log_offset]
