@@ -302,7 +302,7 @@ def load_queues(
 ) -> tuple[bool, list[Damage], list[QueueEnd]]:  # fmt: skip
     """Let the dispatcher know every queue on disk; returns whether the snapshot says that nobody has opened the store,
     or written to the log or a queue, since; what was damaged in the log then, and still is; and what an opening noted
-    that was killed, and the ends at the clean stop that queues do not reach now.
+    that was killed, and the ends at the clean stop: those that queues do not reach now, or all.
 
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean. `is_known` says
     that the store `is_ours`.
@@ -323,10 +323,8 @@ def load_queues(
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
     ends = []
-    if snapshot and knows_ends:
-        ends = _lost_ends(snapshot, dispatcher)
-        if seal is None:  # nothing refuses a log that lost its newest messages: units that are there may be cut
-            ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
+    if snapshot and knows_ends:  # of all queues: units that are there may be cut
+        ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
     noted = snapshot.ends if snapshot and (disk.is_draft or is_marked(root, disk)) else []
     return False, damages, begins + ends + noted
 
