@@ -23,7 +23,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import has_other_id, is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, has_other_id, holds_nearly, is_light
 from stratalog.layout.message import FIXED_SIZE_V1, Record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
@@ -523,7 +523,8 @@ def _led_elsewhere(
 ) -> Iterator[tuple[QueueEnd, int, Record]]:  # fmt: skip
     """Ends of the queues whose newest message, by their units, is a record that names another place; its offset there,
     and the record. Where another of the newest units leads to another queue's record too, the files are that queue's.
-    Left out are queues that reach as far below `staging`."""
+    Where the only unit leads to a foreign record, the end is 0. Left out are queues that reach as far below
+    `staging`."""
     log_begin = _log_begin(root, disk)
     for tree, layout in ((names.CONSUME_QUEUE, UNIT), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
@@ -551,7 +552,18 @@ def _led_elsewhere(
                 and not (layout is BATCH_UNIT and _is_right(record, topic, queue_id, ends[0]))
                 and all(one and has_place(one, topic, queue_id, place) for one, place in records)
             ):
-                yield QueueEnd(topic, queue_id, newest[-1][2], 0), number, record
+                is_other = not ends[0] and _is_foreign(record, topic, queue_id)
+                yield QueueEnd(topic, queue_id, 0 if is_other else newest[-1][2], 0), number, record
+
+
+def _is_foreign(record: Record, topic: str, queue_id: int) -> bool:
+    """Whether no single wrong bit lets a record name another queue than this one."""
+    if is_light(topic) and queue_id == LIGHT_QUEUE_ID and holds_nearly(record.properties, topic):
+        return False
+    own, name = record.topic, topic.encode("utf-8", "surrogateescape")
+    wrong_bits = (record.queue_id ^ queue_id).bit_count()
+    wrong_bits += sum((one ^ other).bit_count() for one, other in zip(own, name, strict=False))
+    return len(own) != len(name) or wrong_bits > 1
 
 
 def _is_right(record: Record, topic: str, queue_id: int, before: int) -> bool:

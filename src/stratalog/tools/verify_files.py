@@ -10,6 +10,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
+from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import Record
 from stratalog.layout.names import offset_name, offset_of, queue_id_of
@@ -97,9 +98,11 @@ def misplaced(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 def is_of_other_type(topics: Topics, tree: str, topic: str, roots: Sequence[Path], disk: Disk) -> bool:
     """Whether the queues of a topic do not belong below this tree, and there are some where they belong below one of
-    these stores. Nobody reads them here."""
+    these stores. Nobody reads them here, nor a light queue's below batchconsumequeue/."""
     if tree == names.CONSUME_QUEUE_EXT or topics.is_batch(topic) == (tree == names.BATCH_CONSUME_QUEUE):
         return False
+    if is_light(topic):
+        return True
     right = names.CONSUME_QUEUE if tree == names.BATCH_CONSUME_QUEUE else names.BATCH_CONSUME_QUEUE
     below = (root / right / topic for root in roots)
     return any(disk.files(at / queue_id) for at in below for queue_id in disk.directories(at))
