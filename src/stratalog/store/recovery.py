@@ -35,6 +35,10 @@ The files as a whole are in one of these states; what is refused is refused befo
       messages; fewer units or index items
       than the seal says; a queue file missing
       in the middle
+    newest units, two or more, that lead to      the files are a copy of another queue's: they tell nothing of where
+      whole records of another queue               this one ends
+    a queue of a light queue's name with an id   no light queue: it has the records whose own queue it is, no others,
+      other than 0                                 and no end is kept of it
     log files before those of the clean stop     they were put back: all queues and the index are built again
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again

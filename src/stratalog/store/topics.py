@@ -6,9 +6,10 @@ Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
     --------------------    -------------------------------------    ------------------------
     yes                     any                                      what topics.json says
     no                      batchconsumequeue/                       BatchCQ; `verify` reports
-    no                      batchconsumequeue/ and consumequeue/     SimpleCQ if units below consumequeue/ lead to
-                                                                     messages of their queue, and none below
-                                                                     batchconsumequeue/; else BatchCQ. `verify` reports
+    no                      batchconsumequeue/ and consumequeue/     that of the tree whose units lead to messages of
+                                                                     their queue, without these the one with the higher
+                                                                     queue offsets of expired ones; BatchCQ if they are
+                                                                     equal. `verify` reports
     no                      consumequeue/, or none                   SimpleCQ
 
 A directory of a topic without directories of queues counts below batchconsumequeue/ if there is none below
@@ -26,12 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
+from stratalog.layout.message import queue_offset_limit
 from stratalog.layout.queue import BATCH_UNIT, UNIT
-from stratalog.layout.record import Layout
+from stratalog.layout.record import OFFSETS_END, Layout
 from stratalog.store.config_files import COPY, QUEUE_TYPE, TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
 from stratalog.store.queue_begin import has_place, record_at, written_units
@@ -96,24 +100,32 @@ class Topics:
             if not self._queue_count(names.CONSUME_QUEUE, topic)
             or (
                 self._queue_count(names.BATCH_CONSUME_QUEUE, topic)
-                and (self._finds_messages(topic, BATCH_UNIT) or not self._finds_messages(topic, UNIT))
+                and self._evidence(topic, BATCH_UNIT) >= self._evidence(topic, UNIT)
             )
         }  # fmt: skip
 
-    def _finds_messages(self, topic: str, layout: Layout) -> bool:
-        """Whether one of the first units in a file of a topic's queues leads to a message of its queue: the directory
-        is no copy of another one."""
-        tree = names.BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else names.CONSUME_QUEUE
+    def _evidence(self, topic: str, layout: Layout) -> int:
+        """`OFFSETS_END` if one of the first live units in a file of a topic's queues leads to a message of its queue.
+        Else the queue offset after the expired messages that units lead to, in directories that are no copies: no live
+        unit leads to a message of another place."""
+        ends, tree = [0], names.BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else names.CONSUME_QUEUE
+        starts = map(names.offset_of, self._disk.files(self._root / names.COMMIT_LOG))
+        log_begin = min((start for start in starts if start is not None), default=0)
         for queue_id in self._queue_ids(tree, topic):
-            directory = self._root / tree / topic / str(queue_id)
+            directory, end, is_copy = self._root / tree / topic / str(queue_id), 0, False
             with contextlib.suppress(OSError):
-                for numbers, offsets, sizes, *_ in written_units(directory, layout, self._disk, damaged=True):
-                    columns = (column[sizes > 0][:_UNITS_ASKED].tolist() for column in (offsets, sizes, numbers))
-                    for offset, size, number in zip(*columns, strict=True):
+                for numbers, offsets, sizes, counts, _ in written_units(directory, layout, self._disk, damaged=True):
+                    is_sound, is_live = (sizes > 0) & (numbers <= queue_offset_limit(offsets)), offsets >= log_begin
+                    live = (column[is_sound & is_live][:_UNITS_ASKED].tolist() for column in (offsets, sizes, numbers))
+                    for offset, size, number in zip(*live, strict=True):
                         record = record_at(self._root, offset, self._disk)
-                        if record and record.total_size == size and has_place(record, topic, queue_id, number):
-                            return True
-        return False
+                        if record and record.total_size == size:
+                            if has_place(record, topic, queue_id, number):
+                                return OFFSETS_END
+                            is_copy = True
+                    end = max(end, int((numbers + np.maximum(counts, 1))[is_sound & ~is_live].max(initial=0)))
+            ends.append(0 if is_copy else end)
+        return max(ends)
 
     def is_batch(self, topic: str) -> bool:
         """Whether a topic's batches are kept as one record each (BatchCQ). Queues of light and delayed messages have
