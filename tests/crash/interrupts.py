@@ -69,7 +69,6 @@ class Injector:
 
     def __enter__(self) -> Self:
         assert sys.exc_info()[1] is None, "an exception is still being handled: an earlier case left it behind"
-        gc.freeze()  # the finalizers of what others left do not run within it
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
         return self
@@ -78,7 +77,6 @@ class Injector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disarm()
-        gc.unfreeze()
 
     @staticmethod
     def _disarm() -> None:

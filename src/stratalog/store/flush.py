@@ -133,12 +133,8 @@ class LoopCommit:
         """Flush once more for all who wait, then stop. Nothing may be put any more."""
         with free(*self._locks):
             self._is_stopped = True
-            self.stop()
+            self._asked.put(None)
         self._thread.end()
-
-    def stop(self) -> None:
-        """Let the thread end, without waiting for it."""
-        self._asked.put(None)
 
 
 class _Waiters:
@@ -288,10 +284,6 @@ class Periodic:
         return self._thread.is_current()
 
     def close(self) -> None:
-        self.stop()
-        self._thread.end()
-
-    def stop(self) -> None:
-        """Let the thread end, without waiting for it."""
         self._is_closed = True
         self._wakes.put(None)
+        self._thread.end()

@@ -6,14 +6,12 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
-from weakref import WeakMethod
 
 from stratalog.config.settings import StoreSettings
 from stratalog.config.shown import shown
@@ -119,17 +117,6 @@ def _pieces(batch: Any) -> "list[pa.RecordBatch]":
 @loads("the batch cannot be put")
 def _append_batch() -> "Callable[..., dict[tuple[str, int], range]]":
     return loads("the batch cannot be put")(imported("stratalog.store.arrow").append_batch)
-
-
-def _weakly(method: Callable[..., None], *args: Any) -> Callable[[], None]:
-    """Call the method while its store lives: the store's threads and log do not keep a store open that nobody has."""
-    reference = WeakMethod(method)
-
-    def call() -> None:
-        if (alive := reference()) is not None:
-            alive(*args)
-
-    return call
 
 
 class MessageStore(Uncopied):
@@ -294,13 +281,11 @@ class MessageStore(Uncopied):
             self._flush_all()
             note_ends(self.root, self._disk, [], self.log.first_offset, self._dispatcher.doubtful_begins)
         dispatching = Periodic(
-            "stratalog-dispatch", self.settings.flush_interval_consume_queue, _weakly(self._keep_when_due),
-            woken=_weakly(self._dispatch_when_woken),
+            "stratalog-dispatch", self.settings.flush_interval_consume_queue, self._keep_when_due,
+            woken=self._dispatch_when_woken,
         )  # fmt: skip
-        self.log.on_step, self.log.on_roll = dispatching.wake, _weakly(self._keep_close, dispatching)
-        flushing = Periodic(
-            "stratalog-flush-log", self.settings.flush_interval_commit_log, _weakly(self._flush_when_due)
-        )
+        self.log.on_step, self.log.on_roll = dispatching.wake, lambda: self._keep_close(dispatching)
+        flushing = Periodic("stratalog-flush-log", self.settings.flush_interval_commit_log, self._flush_when_due)
         self._threads += dispatching, flushing
         for thread in (dispatching, flushing):
             thread.start()
@@ -411,17 +396,6 @@ class MessageStore(Uncopied):
         except BaseException:  # a signal handler raised, and nobody else may call it again
             self.close()
             raise
-
-    def __del__(self) -> None:
-        """Nobody has the store any more, and `close` was not called: its threads end, and its lock and files are
-        released with it; the next opening recovers. Nothing is waited for: any thread may be in the middle of anything.
-        """
-        with contextlib.suppress(StoreClosed, AttributeError):  # in a forked child; before `__init__` was over
-            if self._release and not self._disk.read_only:
-                text = f"{self.root} was not closed: use `with stratalog.open(...)`"
-                warnings.warn(text, ResourceWarning, stacklevel=2)
-            for thread in self._threads:
-                thread.stop()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
