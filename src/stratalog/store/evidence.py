@@ -17,7 +17,7 @@ A unit is sound when it is not zeros and points to a newer record than those bef
 agree with its record as well: it may be the torn rest of one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -255,8 +255,9 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 
 def begins_of(
-    log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet, *, reads_whole_log: bool
-) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:
+    log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet, *, reads_whole_log: bool,
+    sealed: Mapping[QueueKey, int],
+) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:  # fmt: skip
     """Where the messages of queues begin whose first unit agrees with its record; and of the others, by `live_begins`.
     Queues of which all messages expired are passed over. An opening that `reads_whole_log` doubts more first units."""
     found, doubtful = dict[QueueKey, QueueBegin](), dict[QueueKey, list[LiveUnit]]()
@@ -275,7 +276,8 @@ def begins_of(
         if not files.beside_writer and (newest is None or newest[0] >= log.first_offset):
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
     doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log.files, partial(_record_at, log))}
-    return found, live_begins(doubtful, {key: sound.get(key, []) for key in found}, log.files, files.root, files.disk)
+    known = {key: sound.get(key, []) for key in found}
+    return found, live_begins(doubtful, known, log.files, files.root, files.disk, sealed=sealed)
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

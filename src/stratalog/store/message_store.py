@@ -208,7 +208,7 @@ class MessageStore(Uncopied):
         if any(is_light(one.topic) for one in noted):  # though their directories may be lost
             self.queue_set.has_light_queues = self.queue_set.has_special = True
         sealed = dict[tuple[str, int], int]()
-        with contextlib.suppress(OSError):  # for a note only
+        with contextlib.suppress(OSError):  # reading it is no duty
             sealed = sealed_ends(self.root, self._disk) if clean and is_known and not untouched else sealed
         known = set(self._dispatcher.queues)
         own_mark = b"%s %d" % (names.OWN_MARK, os.getpid())
@@ -235,7 +235,7 @@ class MessageStore(Uncopied):
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
                 may_be_torn=not clean or bool(damages), untouched=untouched, damages=damages,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
-                noted=noted, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
+                noted=noted, sealed=sealed, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
                 beside_writer=beside_writer,
             )  # fmt: skip
         except (StratalogError, OSError):

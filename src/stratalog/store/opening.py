@@ -114,7 +114,10 @@ def open_store(
                 raise
             pause_s = next(pauses_s, None)
             if pause_s is None or not (lock_owner(root / names.LOCK) or stamps(root, disk) != seen):
-                raise _error_of(root, error) from error
+                told = _error_of(root, error)
+                if told is error:
+                    raise
+                raise told from error
         time.sleep(pause_s)
         disk.forget()
 

@@ -244,13 +244,14 @@ def may_lead_to_deleted(
 
 def live_begins(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]],
-    log: Sequence[MappedFile], root: Path, disk: Disk,
+    log: Sequence[MappedFile], root: Path, disk: Disk, *, sealed: Mapping[QueueKey, int],
 ) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
     damaged: its bytes, or, for the first unit, what it says of its place. The first one does not if its record is
-    a deleted one. Raises `CorruptData` where files of queues were renamed or exchanged, and the log does not tell where
-    these begin."""
+    a deleted one. `sealed` are the ends of queues at a clean stop after which nothing was put: a queue whose messages
+    reach that end and whose units do not has files of another one. Raises `CorruptData` where files of queues were
+    renamed or exchanged, and the log does not tell where these begin."""
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
@@ -272,16 +273,33 @@ def live_begins(
     for key in [key for key, places in deleted.items() if not any(led[place] for place in places)]:
         counting[key][0] = False
     led_to = {key: {unit.commit_log_offset for unit in units} for key, units in known.items() if key not in asked}
+    gone = {key: end for key, end in sealed.items() if not asked.get(key) and key not in known}
     changed = [
-        key for key, units in asked.items() if _may_be_changed(key, units, counting[key], walk, asked.keys(), led_to)
-    ]
+        key for key, units in asked.items()
+        if _may_be_changed(key, units, counting[key], walk, asked.keys(), led_to) and not _is_in(gone, units[0], walk)
+    ]  # fmt: skip
     for key in _without_led(changed, asked, walk, root, disk) if changed else ():
         counting[key][0] = True
     for key, units in asked.items():
         first = _first_counting(units, counting[key], walk) or _first_led(key, units, walk)
-        if first and (begin := _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name))):
+        begin = _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name)) if first else None
+        if begin and not _is_sealed(sealed.get(key), begin, walk.of_queue[key], units):
             found[key] = begin
     return found
+
+
+def _is_in(queues: Mapping[QueueKey, int], unit: LiveUnit, walk: "_Walk") -> bool:
+    """Whether the record that a unit leads to is, by its own fields, a message of one of these queues, which have no
+    units: their directory was moved."""
+    record = walk.records[unit.commit_log_offset]
+    return record.queue_offset < queues.get((record.topic.decode(errors="replace"), record.queue_id), 0)
+
+
+def _is_sealed(end: int | None, begin: QueueBegin, records: Sequence[_Record], units: Sequence[LiveUnit]) -> bool:
+    """Whether the messages in front of a queue's begin reach its end at the clean stop: they were live then. Units that
+    are asked and go on up to there are the queue's own."""
+    before = [own for own in records if begin.is_after(own.begin, own.commit_log_offset)]
+    return bool(before) and before[-1].end == end and (len(units) < _UNITS_ASKED and units[-1].end != end)
 
 
 def _refuse_exchanged(

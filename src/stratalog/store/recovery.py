@@ -80,6 +80,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -115,7 +116,7 @@ from stratalog.store.evidence import (
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record, is_record
-from stratalog.store.queue_begin import QueueBegin, has_place
+from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place
 from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
 from stratalog.store.snapshot import QueueEnd
@@ -187,6 +188,7 @@ def recover(
     log: CommitLog, dispatcher: Dispatcher, index: Index | None, checkpoint: Checkpoint, *, clean: bool,
     may_be_torn: bool, untouched: bool = False, meter: Meter | None = None, keep: Callable[[], None] = lambda: None,
     damages: Sequence[Damage] = (), noted: Sequence[QueueEnd] = (),
+    sealed: Mapping[QueueKey, int] = MappingProxyType({}),
     accept: Callable[[Sequence[QueueEnd]], None] = lambda ends: None,
     invalidate: Callable[[], None] = lambda: None, may_presume: bool = True, beside_writer: bool = False,
 ) -> Recovery:  # fmt: skip
@@ -263,7 +265,9 @@ def recover(
         # Where nothing was touched each queue is as it should be, and ten thousand need not be asked.
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
-        begins, doubtful = begins_of(log, queues, dispatcher.queue_set, reads_whole_log=start == log.first_offset)
+        begins, doubtful = begins_of(
+            log, queues, dispatcher.queue_set, reads_whole_log=start == log.first_offset, sealed=sealed
+        )
         for one in noted:
             key = one.topic, one.queue_id
             if one.begin and begins.get(key) != one.begin:

@@ -45,11 +45,11 @@ from stratalog.store.queue_begin import (
     written_units,
 )
 from stratalog.store.queue_set import has_light_queues
-from stratalog.store.snapshot import noted_begins
+from stratalog.store.snapshot import noted_begins, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import log_files, queue_directories
+from stratalog.tools.verify_files import log_files, queue_directories, was_closed
 from stratalog.tools.verify_report import Unreadable
 
 Row = tuple[int, int, int, int]
@@ -561,7 +561,8 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                         else:
                             doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
-        found |= live_begins(doubtful, sound, log, root, disk)
+        sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else {}
+        found |= live_begins(doubtful, sound, log, root, disk, sealed=sealed)
     return found | noted_begins(root, disk)
 
 
