@@ -50,6 +50,7 @@ DAMAGES: dict[str, Damage] = {
     "empty": lambda _: b"",
     "blank": lambda _: b" \n",
     "an array": lambda _: b"[1]",
+    "another file": lambda data: b'{"topicConfigTable":{}}' if b'"offsetTable"' in data else b'{"offsetTable":{}}',
     "gone": lambda data: data,
 }
 """What happens to a file. `gone`: it is removed."""

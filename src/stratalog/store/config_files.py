@@ -37,6 +37,15 @@ WHAT_IS_LOST = {
     SUBSCRIPTION_GROUPS: "settings of consumer groups",
 }
 """With a file, where it has no copy: the broker begins without."""
+_TABLES = {
+    TOPICS: "topicConfigTable",
+    CONSUMER_OFFSETS: "offsetTable",
+    LMQ_CONSUMER_OFFSETS: "lmqOffsetTable",
+    DELAY_OFFSETS: "offsetTable",
+    SUBSCRIPTION_GROUPS: "subscriptionGroupTable",
+    "consumerFilter.json": "filterDataByTopic",
+}
+"""The member that a broker writes into each file, and into no other of another purpose."""
 COPY = ".bak"
 QUEUE_TYPE = "queue.type"
 _ATTRIBUTES = "attributes"
@@ -92,22 +101,26 @@ def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | No
 
 
 def content_fault(path: Path, value: Any) -> str | None:
-    """What a file cannot say, though it is JSON: anything but an object; and, as batches would be taken for messages, a
-    topic's queue type that is none (RocketMQ does not load the store), or the name of that member with one bit
-    changed."""
+    """What a file cannot say, though it is JSON: anything but an object; what another file says; and, as batches would
+    be taken for messages, a topic's queue type that is none (RocketMQ does not load the store), or the name of that
+    member with one bit changed."""
     if not isinstance(value, dict):
         return "holds no JSON object"
-    table = value.get("topicConfigTable") if path.name.removesuffix(COPY) == TOPICS else {}
-    for name, entry in table.items() if isinstance(table, dict) else ():
+    name = path.name.removesuffix(COPY)
+    own, others = _TABLES.get(name), value.keys() & _TABLES.values()
+    if own and others and own not in value:
+        return f"has {min(others)!r} and no {own!r}: it is a copy of another file"
+    table = value.get("topicConfigTable") if name == TOPICS else {}
+    for topic, entry in table.items() if isinstance(table, dict) else ():
         members = entry if isinstance(entry, dict) else {}
         attributes = members.get(_ATTRIBUTES)
         attributes = attributes if isinstance(attributes, dict) else {}
         kind = attributes.get(QUEUE_TYPE)
         if kind is not None and kind not in _QUEUE_TYPES:
-            return f"says that topic {name} has the queue type {kind!r}, which is none"
+            return f"says that topic {topic} has the queue type {kind!r}, which is none"
         for known, keys in ((_ATTRIBUTES, members), (QUEUE_TYPE, attributes)):
             if changed := next((key for key in keys if _is_one_bit_off(str(key), known)), None):
-                return f"has {changed!r} for {known!r} at topic {name}"
+                return f"has {changed!r} for {known!r} at topic {topic}"
     return None
 
 
