@@ -48,7 +48,7 @@ def next_step(error: OSError | MemoryError) -> str:
         errno.EDQUOT: "free space there",
         errno.EISDIR: "a directory is where a file belongs: move it out of the store, or check the path",
         errno.EIO: "look into the kernel's log (dmesg). To save what can be read, copy the files to another disk "
-        "(dd conv=noerror,sync) and run `stratalog repair COPY`",
+        "(ddrescue) and run `stratalog repair COPY`",
     }.get(number or 0, "remove the cause")
 
 
