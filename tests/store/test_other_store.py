@@ -15,6 +15,8 @@ from store.model import Clock
 from store.test_recreated_topics import STATES, settings_of, walked
 from stratalog.errors import CorruptData
 from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, CONFIG, INDEX, SNAPSHOT
+from stratalog.store.checkpoint import Checkpoint
+from stratalog.store.disk import Disk
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -153,6 +155,32 @@ def test_opening_serves_all_messages_of_the_log(kind: Kind, state: str, overlay:
             for key, queue in content.items():
                 assert read_on(store.queue(*key))[0] == queue
                 assert store.queue(*key).max_offset >= len(queue)
+
+
+@pytest.mark.parametrize("road", ["opened", "repaired", "rebuilt"])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
+@pytest.mark.parametrize(("first", "unit_count"), [(0, 1), (0, 2), (0, 7), (1, 7), (3, 1), (9, 2)])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_units_that_begin_at_the_end_of_a_closed_log_tell_of_no_deleted_topic(
+    kind: Kind, first: int, unit_count: int, state: str, road: str, tmp_path: Path
+) -> None:
+    """A queue file of a store whose log was as long when it put the first message of the queue."""
+    content = kind.made(tmp_path, count=COUNT)
+    seal = Checkpoint.load(tmp_path, Disk()).seal
+    assert seal
+    path = kind.files(tmp_path, kind.queues[0])[0]
+    units = np.zeros(path.stat().st_size // kind.layout.size, kind.layout.dtype)
+    laid = units[first : first + unit_count] if kind is not BATCH else units[:unit_count]
+    laid["commit_log_offset"], laid["size"] = seal.log_end_offset + 120 * np.arange(len(laid)), 120
+    if kind is BATCH:
+        laid["base_offset"], laid["batch_size"] = first + np.arange(len(laid)), 1
+    path.write_bytes(units.tobytes())
+    STATES[state](tmp_path)
+    walked(kind, tmp_path, road)
+    with kind.open(tmp_path) as store:
+        for key, queue in content.queues.items():
+            assert read_on(store.queue(*key))[0] == queue
+            assert store.queue(*key).max_offset >= len(queue)
 
 
 @pytest.mark.one_in(3)

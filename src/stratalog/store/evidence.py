@@ -256,7 +256,7 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 def begins_of(
     log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet, *, reads_whole_log: bool,
-    sealed: Mapping[QueueKey, int],
+    sealed: Mapping[QueueKey, int] | None,
 ) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:  # fmt: skip
     """Where the messages of queues begin whose first unit agrees with its record; and of the others, by `live_begins`.
     Queues of which all messages expired are passed over. An opening that `reads_whole_log` doubts more first units."""

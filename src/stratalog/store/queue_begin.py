@@ -33,6 +33,7 @@ from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
+from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.log_scan import closes_file, next_record, written_end
 
@@ -244,14 +245,15 @@ def may_lead_to_deleted(
 
 def live_begins(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]],
-    log: Sequence[MappedFile], root: Path, disk: Disk, *, sealed: Mapping[QueueKey, int],
+    log: Sequence[MappedFile], root: Path, disk: Disk, *, sealed: Mapping[QueueKey, int] | None,
 ) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
     damaged: its bytes, or, for the first unit, what it says of its place. The first one does not if its record is
-    a deleted one. `sealed` are the ends of queues at a clean stop after which nothing was put: a queue whose messages
-    reach that end and whose units do not has files of another one. Raises `CorruptData` where files of queues were
-    renamed or exchanged, and the log does not tell where these begin."""
+    a deleted one. `sealed` are the ends of queues at a clean stop after which nothing was put, as far as they are
+    known, None after a crash: a queue whose messages reach that end, and whose units do not, has another one's files.
+    Raises `CorruptData` where files of queues were renamed or exchanged, and the log does not tell where these begin.
+    """
     if not any(queues.values()) or not log:
         return {}
     walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
@@ -264,7 +266,10 @@ def live_begins(
     for key, units in asked.items():
         if (newer := _newer_first(key, units, walk)) is not None:
             asked[key][0], counting[key][0] = newer, True
+    past_end: Mapping[QueueKey, Sequence[LiveUnit]]
     past_end = {key: units for key, units in asked.items() if _may_be_lost(key, units, walk)}
+    if sealed is not None:
+        past_end = _of_lost_files(past_end, walk, log, Checkpoint.load(root, disk).seal)
     joined_end = _joined_end(walk, log[0].size, root, disk) if past_end else 0
     for key in [key for key, units in past_end.items() if units[0].commit_log_offset < joined_end]:
         counting[key][0] = True
@@ -273,7 +278,7 @@ def live_begins(
     for key in [key for key, places in deleted.items() if not any(led[place] for place in places)]:
         counting[key][0] = False
     led_to = {key: {unit.commit_log_offset for unit in units} for key, units in known.items() if key not in asked}
-    gone = {key: end for key, end in sealed.items() if not asked.get(key) and key not in known}
+    gone = {key: end for key, end in (sealed or {}).items() if not asked.get(key) and key not in known}
     changed = [
         key for key, units in asked.items()
         if _may_be_changed(key, units, counting[key], walk, asked.keys(), led_to) and not _is_in(gone, units[0], walk)
@@ -283,7 +288,7 @@ def live_begins(
     for key, units in asked.items():
         first = _first_counting(units, counting[key], walk) or _first_led(key, units, walk)
         begin = _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name)) if first else None
-        if begin and not _is_sealed(sealed.get(key), begin, walk.of_queue[key], units):
+        if begin and not _is_sealed((sealed or {}).get(key), begin, walk.of_queue[key], units):
             found[key] = begin
     return found
 
@@ -448,6 +453,17 @@ def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> boo
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
     )
+
+
+def _of_lost_files(
+    past_end: Mapping[QueueKey, Sequence[LiveUnit]], walk: "_Walk", log: Sequence[MappedFile], seal: Seal | None
+) -> dict[QueueKey, Sequence[LiveUnit]]:
+    """Those whose first unit leads to after the log's last file. After a clean stop no unit leads past the end of a log
+    that is complete: others are of another store."""
+    if seal and seal.log_end_offset == walk.end:
+        return {}
+    files_end = int(log[-1].path.name) + log[-1].size
+    return {key: units for key, units in past_end.items() if units[0].commit_log_offset >= files_end}
 
 
 def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:

@@ -266,7 +266,11 @@ def recover(
         is_asked = not (untouched and intact) or begin < start or start == log.first_offset or bool(torn)
         queues = list(dispatcher.queues.values()) if is_asked else []
         begins, doubtful = begins_of(
-            log, queues, dispatcher.queue_set, reads_whole_log=start == log.first_offset, sealed=sealed
+            log,
+            queues,
+            dispatcher.queue_set,
+            reads_whole_log=start == log.first_offset,
+            sealed=sealed if clean else None,
         )
         for one in noted:
             key = one.topic, one.queue_id
