@@ -5,6 +5,7 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from store.kinds import BATCH, LIGHT_KIND, PLAIN, Content, Key, Kind, Known, rea
 from store.model import Clock
 from store.test_recreated_topics import STATES, settings_of, walked
 from stratalog.errors import CorruptData
+from stratalog.layout.message import FIXED_SIZE_V1
 from stratalog.layout.names import CHECKPOINT, COMMIT_LOG, CONFIG, INDEX, SNAPSHOT
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk
 from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
@@ -181,6 +184,34 @@ def test_units_that_begin_at_the_end_of_a_closed_log_tell_of_no_deleted_topic(
         for key, queue in content.queues.items():
             assert read_on(store.queue(*key))[0] == queue
             assert store.queue(*key).max_offset >= len(queue)
+
+
+@pytest.mark.parametrize("state", ["closed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["put", "repaired, put", "put, repaired", "repaired, put, repaired"])
+@pytest.mark.parametrize("longer", [1, 8, 90, 91, 92, 100, 119, 120])
+def test_a_checkpoint_of_a_longer_log_costs_no_message(longer: int, road: str, state: str, tmp_path: Path) -> None:
+    """No record is so small as the gap would be that ends where the checkpoint says."""
+    expected = PLAIN.made(tmp_path, count=COUNT).queues
+    checkpoint = Checkpoint.load(tmp_path, Disk())
+    assert checkpoint.seal
+    end = checkpoint.seal.log_end_offset
+    seal = replace(checkpoint.seal, log_end_offset=end + longer)
+    replace(checkpoint, seal=seal).store(tmp_path, Disk())
+    STATES[state](tmp_path)
+    bodies = [{number: known.body for number, known in expected[key].items()} for key in PLAIN.queues]
+    for step in road.split(", "):
+        if step == "repaired":
+            repair(plan_repair(tmp_path, settings=settings_of(PLAIN)))
+            continue
+        with PLAIN.open(tmp_path) as store:
+            for key, queue in zip(PLAIN.queues, bodies, strict=True):
+                receipt = store.queue(*key).put(b"new")
+                assert receipt.queue_offset not in queue
+                assert receipt.commit_log_offset == end or longer >= FIXED_SIZE_V1 or key != PLAIN.queues[0]
+                queue[receipt.queue_offset] = b"new"
+    with PLAIN.open(tmp_path, mode="r") as store:
+        for key, queue in zip(PLAIN.queues, bodies, strict=True):
+            assert {number: known.body for number, known in read_on(store.queue(*key))[0].items()} == queue
 
 
 @pytest.mark.one_in(3)

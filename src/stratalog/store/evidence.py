@@ -25,7 +25,7 @@ from stratalog.errors import CorruptData, command
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
-from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_extension_address, is_filler
@@ -66,6 +66,17 @@ class Torn(NamedTuple):
     commit_log_offset: int
     record: Record | None
     is_displaced: bool
+
+
+def can_end_at(log: CommitLog, end: int) -> bool:
+    """Whether the log can have ended there. It cannot where the last whole record ends in front of it, and no record,
+    damaged since, fits in between."""
+    if not log.first_offset < end <= log.end_offset:
+        return True
+    file, position = log.file_at(end - 1)
+    newest = newest_before(file, position + 1, int(file.path.name))
+    record_end = newest + HEAD.unpack(file.view.data, newest).total_size if newest >= 0 else 0
+    return not 0 < position + 1 - record_end < FIXED_SIZE_V1
 
 
 def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:

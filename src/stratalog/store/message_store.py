@@ -53,6 +53,7 @@ from stratalog.store.commit_log import CommitLog
 from stratalog.store.config_files import read_consumer_offsets
 from stratalog.store.disk import ClockNs, Disk, Stamp, failed, lock_owner
 from stratalog.store.dispatch import Dispatcher, DispatchProgress
+from stratalog.store.evidence import can_end_at
 from stratalog.store.flush import GroupCommit, LoopCommit, Periodic, TimedFlush, is_wait
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.index_file import HITS_MAX, Index
@@ -196,7 +197,10 @@ class MessageStore(Uncopied):
         self.log.load()
         beside_writer = self._disk.read_only and lock_owner(self.root / names.LOCK) is not None
         self.queue_set.beside_writer = beside_writer
-        noted_begin = (noted_log(self.root, self._disk) or (0,))[0]
+        noted_begin, noted_end = (noted_log(self.root, self._disk) or (0, 0))[:2]
+        sealed_end = checkpoint.seal.log_end_offset if checkpoint.seal else noted_end
+        if sealed_end != noted_end and not can_end_at(self.log, sealed_end):
+            checkpoint = replace(checkpoint, seal=None)  # of another store
         if checkpoint.seal and self.log.first_offset < noted_begin and not beside_writer:
             # Older log files were put back: the queues may lack their messages.
             checkpoint = replace(checkpoint, seal=checkpoint.seal.of_the_log_alone())
