@@ -355,7 +355,7 @@ class Disk:
                 self.remove(directory.parent / name)
 
     def map(self, path: Path) -> MappedFile:
-        file = self.open(path)
+        file = OpenFile(path, opened(path, "r+"), self._process)
         mapped = MappedFile(path, file, _map(file.fd, mmap.MAP_SHARED), self._process)
         self._process.mapped.add(mapped)
         return mapped

@@ -33,7 +33,7 @@ from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
-from stratalog.store.checkpoint import Checkpoint, Seal
+from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.log_scan import closes_file, next_record, written_end
 
@@ -266,10 +266,10 @@ def live_begins(
     for key, units in asked.items():
         if (newer := _newer_first(key, units, walk)) is not None:
             asked[key][0], counting[key][0] = newer, True
-    past_end: Mapping[QueueKey, Sequence[LiveUnit]]
     past_end = {key: units for key, units in asked.items() if _may_be_lost(key, units, walk)}
-    if sealed is not None:
-        past_end = _of_lost_files(past_end, walk, log, Checkpoint.load(root, disk).seal)
+    seal = Checkpoint.load(root, disk).seal if past_end and sealed is not None else None
+    if seal and seal.log_end_offset == walk.put_end:  # the log lost nothing: the units are of another store
+        past_end = {}
     joined_end = _joined_end(walk, log[0].size, root, disk) if past_end else 0
     for key in [key for key, units in past_end.items() if units[0].commit_log_offset < joined_end]:
         counting[key][0] = True
@@ -453,17 +453,6 @@ def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> boo
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
         for before, after in pairwise(units)
     )
-
-
-def _of_lost_files(
-    past_end: Mapping[QueueKey, Sequence[LiveUnit]], walk: "_Walk", log: Sequence[MappedFile], seal: Seal | None
-) -> dict[QueueKey, Sequence[LiveUnit]]:
-    """Those whose first unit leads to after the log's last file. After a clean stop no unit leads past the end of a log
-    that is complete: others are of another store."""
-    if seal and seal.log_end_offset == walk.end:
-        return {}
-    files_end = int(log[-1].path.name) + log[-1].size
-    return {key: units for key, units in past_end.items() if units[0].commit_log_offset >= files_end}
 
 
 def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
