@@ -4,15 +4,30 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, QUEUE_FILE_UNITS, SIZES, Content, Kind, Known
+from store.kinds import (
+    BATCH,
+    EXTENDED,
+    KINDS,
+    LIGHT_KIND,
+    PLAIN,
+    QUEUE_FILE_UNITS,
+    SIZES,
+    Content,
+    Kind,
+    Known,
+    read_on,
+)
+from store.test_recreated_topics import settings_of
 from stratalog.errors import CorruptData
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CHECKPOINT, LOCK, OWN_MARK, SNAPSHOT
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.store import snapshot
+from stratalog.store.message_store import MessageStore
 from stratalog.tools import rebuild as rebuilding
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
@@ -383,3 +398,42 @@ def test_messages_that_expired_are_not_taken_for_lost(kind: Kind, more: bool, th
     with kind.open(root) as store:
         queue = store.queue(*kind.queues[1])
         assert queue.min_offset == queue.max_offset == end
+
+
+@pytest.mark.parametrize("is_new_snapshot", [False, True], ids=["", "closed again"])
+@pytest.mark.parametrize("is_copy", [False, True], ids=["in place", "copied store"])
+@pytest.mark.parametrize("mode", ["r", "w"])
+@pytest.mark.parametrize(
+    ("siblings", "gone", "left"), [(1, 1, 1), (2, 1, 1), (2, 1, 2), (5, 1, 1), (3, 2, 2), (2, 0, 3)]
+)
+@pytest.mark.parametrize("kind", [PLAIN, LIGHT_KIND], ids=str)
+def test_a_file_of_expired_messages_in_the_place_of_its_own_hides_no_message(
+    kind: Kind, siblings: int, gone: int, left: int, mode: Literal["r", "w"], is_copy: bool, is_new_snapshot: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    root, content, (quiet, own) = tmp_path / "store", Content(), kind.queues
+
+    def put(store: MessageStore, number: int, count: int) -> None:
+        for _ in range(count):
+            kind.put(store, number, content)
+
+    with kind.open(root) as store:
+        put(store, 6, siblings)
+        put(store, 7, gone)
+        while store.put("other", b"to the next log file" * 20).commit_log_offset < SIZES["mapped_file_size_commit_log"]:
+            pass
+        put(store, 7, left)
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    if is_new_snapshot:
+        kind.open(root).close()
+    shutil.copyfile(kind.files(root, quiet)[0], kind.files(root, own)[0])
+    if is_copy:
+        root = shutil.copytree(root, tmp_path / "copy")
+    expected = {number: content.queues[own][number] for number in range(gone, gone + left)}
+    with kind.open(root, mode=mode) as store:
+        found, *_ = read_on(store.queue(*own))
+        assert found == expected
+        assert store.queue(*own).max_offset >= gone + left
+        assert any("files were replaced" in note or "built again" in note for note in store.recovery.notes)
+    if mode == "w":
+        assert not plan_repair(root, settings=settings_of(kind)).actions

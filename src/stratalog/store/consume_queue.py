@@ -42,6 +42,8 @@ class ConsumeQueue:
         self._old_end = 0
         self.end_offset = 0
         self.is_damaged = False
+        self.is_replaced = False
+        """Its files are another queue's: no unit counts."""
         self.is_kept: Callable[[Sequence[int]], bool] | None = None
         """While the queue is built again: whether an old unit may stay where the log has no record for the place."""
         self.is_own: IsOwn | None = None

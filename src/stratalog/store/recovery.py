@@ -42,6 +42,8 @@ The files as a whole are in one of these states; what is refused is refused befo
     log files before those of the clean stop     they were put back: all queues and the index are built again
     a queue ahead of the log                     cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
+    a queue of expired messages alone, which     its files were replaced: it is built again from the log
+      had one of the log at the clean stop
     a queue that begins after messages of the    the files in front of it were lost: it is built again
       log, where no seal vouches
     a queue that begins at a message after       the topic was deleted and created again: older messages of it
@@ -325,6 +327,12 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: its first unit is damaged and leads to a message of a topic that "
                     f"was deleted. Run {command('repair', log.directory.parent)}"
                 )
+            if isinstance(queue, ConsumeQueue) and queue.is_replaced:
+                dispatcher.notes.append(
+                    f"{queue.topic}/{queue.queue_id}: its units lead to expired messages alone, though the log has its "
+                    "newest one: its files were replaced. It is built again from the log"
+                )
+                queue.rewind(0)
             queue.rewind(log.first_offset if is_deleted and begin == log.first_offset else min(kept_end, end))
             if torn is not None and not beside_writer and queue in ends:
                 queue.is_kept = partial(_leads_to_record, log, end)

@@ -312,6 +312,7 @@ def load_queues(
     begins = _noted_begins(snapshot, root, disk) if snapshot else []
     if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
         is_same = _without_collections(partial(_restore_all, snapshot, root, disk, dispatcher))
+        _mark_replaced(snapshot, dispatcher, log)
         return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
@@ -322,6 +323,8 @@ def load_queues(
         for queue_id in map(names.queue_id_of, disk.directories(above / name)):
             if queue_id is not None:
                 dispatcher.queue(name, queue_id)
+    if lock and snapshot and seal and snapshot.log_end_offset == seal.log_end_offset:
+        _mark_replaced(snapshot, dispatcher, log)
     ends = []
     if snapshot and knows_ends:  # of all queues: units that are there may be cut
         ends = [QueueEnd(*key, end, end) for key, end in _ends(snapshot).items()]
@@ -434,6 +437,17 @@ def _newest_file(log: CommitLog, disk: Disk) -> Stamp:
 
 def _is_same(snapshot: _Snapshot, noted: Stamp, disk: Disk, path: str) -> bool:
     return noted[2] < snapshot.lock[2] - TICK_NS and disk.stamp(path) == noted
+
+
+def _mark_replaced(snapshot: _Snapshot, dispatcher: Dispatcher, log: CommitLog) -> None:
+    """Mark the queues whose units lead to expired messages alone, though the newest one that they had at the clean stop
+    is in the log: their files were replaced."""
+    for topic in snapshot.topics:
+        for noted in topic.queues:
+            queue = dispatcher.queues.get((topic.name, noted.queue_id))
+            if isinstance(queue, ConsumeQueue) and noted.newest[0] >= log.first_offset:
+                unit = queue.last_unit()
+                queue.is_replaced = unit is not None and unit[0] < log.first_offset
 
 
 def _restore_all(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher) -> bool:
