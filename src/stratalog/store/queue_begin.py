@@ -27,7 +27,7 @@ from stratalog.layout.light import (
     light_offset,
     light_places,
 )
-from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record
+from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
@@ -39,6 +39,8 @@ from stratalog.store.log_scan import closes_file, next_record, written_end
 
 QueueKey = tuple[str, int]
 ONLY_UNITS_TELL = "They alone tell where the live messages of a queue begin"
+QUEUE_LAYOUTS = {CONSUME_QUEUE: UNIT, BATCH_CONSUME_QUEUE: BATCH_UNIT}
+"""Trees of queue files, and the layout of the units that belong there."""
 _CHUNK_RECORDS = 1 << 13
 _UNITS_ASKED = 8
 
@@ -135,12 +137,30 @@ def written_units(
             numbers, counts = units["base_offset"].astype(np.int64), np.maximum(units["batch_size"], 1).astype(np.int64)
             sound &= numbers >= 0
             used[: np.flatnonzero(used)[-1] if used.any() else 0] = True  # they follow each other without a hole
+        sound &= numbers <= queue_offset_limit(units["commit_log_offset"].astype(np.int64))
         in_front = fillers(units) & (units["tags_code"] != LOST_TAGS_CODE) & (units["commit_log_offset"] == 0)
         taken = (used if damaged else sound) & ~in_front
         if layout is BATCH_UNIT and damaged:
             sound &= units["batch_size"] > 0  # else its begin counts
         columns = (numbers, units["commit_log_offset"], units["size"] * sound, counts, units["tags_code"])
         yield tuple(column[taken].astype(np.int64) for column in columns)
+
+
+def layout_of(directory: Path, disk: Disk) -> Layout:
+    """The layout of a queue's units by its first file with some: more bytes of it are units that a store can have
+    written. Without such units it is that of the directory's tree."""
+    right = QUEUE_LAYOUTS[directory.parents[1].name]
+    other = UNIT if right is BATCH_UNIT else BATCH_UNIT
+    return other if _sound_size(directory, other, disk) > _sound_size(directory, right, disk) else right
+
+
+def _sound_size(directory: Path, layout: Layout, disk: Disk) -> int:
+    """Bytes of the units in a queue's first file that stand after the one before it in the log."""
+    for _, offsets, sizes, *_ in written_units(directory, layout, disk, damaged=True):
+        if len(sizes):
+            is_after = np.diff(offsets, prepend=-1) > 0
+            return layout.size * int(np.count_nonzero((sizes >= FIXED_SIZE_V1) & is_after))
+    return 0
 
 
 def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> list[LiveUnit]:

@@ -5,12 +5,13 @@ Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
     topic in topics.json    queues below                             type
     --------------------    -------------------------------------    ------------------------
     yes                     any                                      what topics.json says
-    no                      batchconsumequeue/                       BatchCQ; `verify` reports
-    no                      batchconsumequeue/ and consumequeue/     that of the tree whose units lead to messages of
-                                                                     their queue, without these the one with the higher
-                                                                     queue offsets of expired ones; BatchCQ if they are
-                                                                     equal. `verify` reports
+    no                      batchconsumequeue/, be there others      that of the units that lead to messages of their
+                            below consumequeue/ or not               queue, without these that of the units with the
+                                                                     higher queue offsets of expired ones; BatchCQ if
+                                                                     they are equal. `verify` reports
     no                      consumequeue/, or none                   SimpleCQ
+
+Of which type the units in a directory are, their bytes tell, not the tree: directories may have been moved.
 
 A directory of a topic without directories of queues counts below batchconsumequeue/ if there is none below
 consumequeue/. A record of one message looks the same in both types; a batch is only put to a topic of type BatchCQ. So
@@ -33,12 +34,11 @@ from stratalog.errors import ConfigurationError, CorruptData
 from stratalog.layout import names
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import Release
-from stratalog.layout.message import queue_offset_limit
 from stratalog.layout.queue import BATCH_UNIT, UNIT
 from stratalog.layout.record import OFFSETS_END, Layout
 from stratalog.store.config_files import COPY, QUEUE_TYPE, TOPICS, read_config, write_config
 from stratalog.store.disk import Disk
-from stratalog.store.queue_begin import has_place, record_at, written_units
+from stratalog.store.queue_begin import QUEUE_LAYOUTS, has_place, layout_of, record_at, written_units
 
 QueueType = Literal["SimpleCQ", "BatchCQ"]
 """SimpleCQ: a unit a message (ConsumeQueue). BatchCQ: a unit a batch, which is one record (BatchConsumeQueue)."""
@@ -84,7 +84,6 @@ class Topics:
         self.damage: CorruptData | None = None
         self.configs: dict[str, TopicConfig] = {}
         self._batch_by_tree: set[str] = set()
-        self.look_at_trees()
         try:
             config = read_config(root / names.CONFIG, TOPICS, disk)
         except CorruptData as error:
@@ -92,30 +91,32 @@ class Topics:
         else:
             self.note, self._value = config.note, config.value
             self.configs = _configs_of(config.value)
+        self.look_at_trees()
 
     def look_at_trees(self) -> None:
-        """Look again which topics have queues below batchconsumequeue/."""
+        """Look again which topics without an entry have queues of batches below batchconsumequeue/."""
         self._batch_by_tree = {
             topic for topic in filter(names.is_topic, self._disk.directories(self._root / names.BATCH_CONSUME_QUEUE))
-            if not self._queue_count(names.CONSUME_QUEUE, topic)
-            or (
-                self._queue_count(names.BATCH_CONSUME_QUEUE, topic)
-                and self._evidence(topic, BATCH_UNIT) >= self._evidence(topic, UNIT)
-            )
+            if topic not in self.configs
+            and (self._queue_ids(names.BATCH_CONSUME_QUEUE, topic) or not self._queue_ids(names.CONSUME_QUEUE, topic))
+            and self._evidence(topic, BATCH_UNIT) >= self._evidence(topic, UNIT)
         }  # fmt: skip
 
     def _evidence(self, topic: str, layout: Layout) -> int:
-        """`OFFSETS_END` if one of the first live units in a file of a topic's queues leads to a message of its queue.
-        Else the queue offset after the expired messages that units lead to, in directories that are no copies: no live
-        unit leads to a message of another place."""
-        ends, tree = [0], names.BATCH_CONSUME_QUEUE if layout is BATCH_UNIT else names.CONSUME_QUEUE
+        """By the units of a layout in either tree: `OFFSETS_END` if one of the first live units in a file of a topic's
+        queues leads to a message of its queue. Else the queue offset after the expired messages that units lead to, in
+        directories that are no copies: no live unit leads to a message of another place."""
+        ends = [0]
         starts = map(names.offset_of, self._disk.files(self._root / names.COMMIT_LOG))
         log_begin = min((start for start in starts if start is not None), default=0)
-        for queue_id in self._queue_ids(tree, topic):
+        places = ((tree, queue_id) for tree in QUEUE_LAYOUTS for queue_id in self._queue_ids(tree, topic))
+        for tree, queue_id in places:
             directory, end, is_copy = self._root / tree / topic / str(queue_id), 0, False
             with contextlib.suppress(OSError):
+                if layout_of(directory, self._disk) is not layout:
+                    continue
                 for numbers, offsets, sizes, counts, _ in written_units(directory, layout, self._disk, damaged=True):
-                    is_sound, is_live = (sizes > 0) & (numbers <= queue_offset_limit(offsets)), offsets >= log_begin
+                    is_sound, is_live = sizes > 0, offsets >= log_begin
                     live = (column[is_sound & is_live][:_UNITS_ASKED].tolist() for column in (offsets, sizes, numbers))
                     for offset, size, number in zip(*live, strict=True):
                         record = record_at(self._root, offset, self._disk)
