@@ -1,19 +1,28 @@
 """Queue directories that lie in the tree of another type: no message is lost, and no offset is given again."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from store.kinds import LIGHT_KIND, read_on
+from store.kinds import LIGHT_KIND, SIZES, read_on
 from store.test_recreated_topics import STATES
 from store.test_stray_queues import LIGHT, OWN, SETTINGS, checked, put, refused
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONFIG, CONSUME_QUEUE
 from stratalog.store.config_files import TOPICS
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
 MOVES = ["the topic", "the queue", "the light queue", "all", "exchanged"]
+
+
+def expire(root: Path) -> None:
+    with LIGHT_KIND.open(root) as store:
+        while len(list((root / COMMIT_LOG).iterdir())) < 2:
+            store.queue("other").put_raw(bytes(500), b"")
+    (root / COMMIT_LOG / f"{0:020d}").unlink()
 
 
 def move(root: Path, moved: str) -> None:
@@ -35,18 +44,22 @@ def move(root: Path, moved: str) -> None:
                 (plain / topic).rename(batch / topic)
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("is_expired", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 6, 20])
 @pytest.mark.parametrize("moved", MOVES)
 @pytest.mark.parametrize("kind", ["plain", "light"])
 def test_queues_that_were_moved_to_the_batch_tree_keep_messages_and_ends(
-    kind: str, moved: str, count: int, state: str, road: str, tmp_path: Path
+    kind: str, moved: str, count: int, is_expired: bool, state: str, road: str, tmp_path: Path
 ) -> None:  # fmt: skip
     if kind == "plain" and "light" in moved:
         pytest.skip("no light queue")
     places = put(tmp_path, kind, count)
+    if is_expired:
+        expire(tmp_path)
+        places = {key: {} for key in places}
     for path in (tmp_path / CONFIG).glob(f"{TOPICS}*"):
         path.unlink()
     STATES[state](tmp_path)
@@ -65,3 +78,33 @@ def test_queues_that_were_moved_to_the_batch_tree_keep_messages_and_ends(
             assert store.queue(*key).max_offset == count
     if road != "open":
         assert checked(tmp_path).ok
+
+
+@pytest.mark.parametrize("road", ["open", "repair", "rebuild"])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("count", [2, 6, 20])
+def test_plain_units_give_a_batch_topics_queue_no_end(count: int, state: str, road: str, tmp_path: Path) -> None:
+    """No store can have written what 20-byte units say when they are read as 46-byte ones."""
+    put(tmp_path, "plain", count)
+    expire(tmp_path)
+    with LIGHT_KIND.open(tmp_path) as store:
+        store.create_topic("batches", queues=2, queue_type="BatchCQ")
+        store.queue("batches").put_batch([b"one", b"two"], unique_key="u")
+    STATES[state](tmp_path)
+    queue = tmp_path / BATCH_CONSUME_QUEUE / "batches" / "1"
+    shutil.copytree(tmp_path / CONSUME_QUEUE / OWN[0] / "0", queue)
+    for path in queue.iterdir():
+        os.truncate(path, SIZES["mapper_file_size_batch_consume_queue"])
+    for path in sorted(queue.iterdir())[1:]:
+        path.unlink()
+    if road == "rebuild":
+        rebuild(tmp_path, settings=SETTINGS)
+    elif road == "repair":
+        assert repair(plan_repair(tmp_path, settings=SETTINGS)).ok
+        assert not plan_repair(tmp_path, settings=SETTINGS).actions
+    with LIGHT_KIND.open(tmp_path) as store:
+        end = store.queue("batches", 1).max_offset
+        assert end <= (road == "open")  # zeros after the last unit, in part
+        assert store.queue("batches").max_offset == 2
+        assert store.queue(*OWN).max_offset == count
+        assert store.queue("batches", 1).put_batch([b"one"], unique_key="v").queue_offset == end

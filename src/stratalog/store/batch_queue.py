@@ -8,6 +8,7 @@ import numpy as np
 
 from stratalog.errors import CorruptData
 from stratalog.layout.batch import batch_size_of
+from stratalog.layout.message import queue_offset_limit
 from stratalog.layout.names import BATCH_CONSUME_QUEUE
 from stratalog.layout.queue import (
     BATCH_COMPACTED_OFFSET,
@@ -86,9 +87,9 @@ class BatchQueue:
             units = np.frombuffer(data, BATCH_UNIT.dtype, len(data) // _SIZE)
             offsets = units["commit_log_offset"]
             is_damaged = ((units["size"] <= 0) | (offsets < 0)) & ((units["size"] != 0) | (offsets != 0))
-            known = np.flatnonzero(
-                (is_damaged & (units["batch_size"] > 0)) | ((units["size"] > 0) & (offsets < log_end))
-            )  # fmt: skip
+            is_known = (is_damaged & (units["batch_size"] > 0)) | ((units["size"] > 0) & (offsets < log_end))
+            is_known &= units["base_offset"] <= queue_offset_limit(np.maximum(offsets, 0).astype(np.int64))
+            known = np.flatnonzero(is_known)
             if known.size:
                 last, later = (
                     units[known[-1]],
@@ -108,7 +109,8 @@ class BatchQueue:
             sound, newest = sound_count(units, newest)
             base_offsets, sizes = units["base_offset"].astype(np.int64), units["batch_size"].astype(np.int64)
             after = np.concatenate(([next_offset], base_offsets + sizes))
-            unsound = np.flatnonzero((base_offsets[:sound] < after[:sound]) | (sizes[:sound] <= 0))
+            is_wild = base_offsets > queue_offset_limit(units["commit_log_offset"].astype(np.int64))
+            unsound = np.flatnonzero(((base_offsets < after[:-1]) | (sizes <= 0) | is_wild)[:sound])
             if unsound.size:
                 sound = int(unsound[0])
                 fields = BATCH_UNIT.record._make(units[sound].item())

@@ -147,19 +147,19 @@ def written_units(
 
 
 def layout_of(directory: Path, disk: Disk) -> Layout:
-    """The layout of a queue's units by its first file with some: more bytes of it are units that a store can have
-    written. Without such units it is that of the directory's tree."""
+    """The layout of a queue's units: that of the other tree only if most units in its first file with some are then
+    ones that a store can have written, in more bytes than with that of the directory's own tree."""
     right = QUEUE_LAYOUTS[directory.parents[1].name]
     other = UNIT if right is BATCH_UNIT else BATCH_UNIT
-    return other if _sound_size(directory, other, disk) > _sound_size(directory, right, disk) else right
+    return other if _sound_size(directory, other, disk) > max(0, _sound_size(directory, right, disk)) else right
 
 
 def _sound_size(directory: Path, layout: Layout, disk: Disk) -> int:
-    """Bytes of the units in a queue's first file that stand after the one before it in the log."""
+    """Bytes of the units in a queue's first file that do not lead to before the one in front, less those of others."""
     for _, offsets, sizes, *_ in written_units(directory, layout, disk, damaged=True):
         if len(sizes):
-            is_after = np.diff(offsets, prepend=-1) > 0
-            return layout.size * int(np.count_nonzero((sizes >= FIXED_SIZE_V1) & is_after))
+            is_sound = (sizes >= FIXED_SIZE_V1) & (np.diff(offsets, prepend=0) >= 0)
+            return layout.size * (2 * int(np.count_nonzero(is_sound)) - len(sizes))
     return 0
 
 

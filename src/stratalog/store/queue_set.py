@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError
+from stratalog.errors import ConfigurationError, CorruptData, command
 from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.light import allows_light, is_light
 from stratalog.layout.names import (
@@ -14,12 +14,14 @@ from stratalog.layout.names import (
     is_topic,
     queue_id_of,
 )
+from stratalog.layout.queue import UNIT
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import Disk
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.open_files import OpenFiles
+from stratalog.store.queue_begin import written_units
 from stratalog.store.topics import QueueType, Topics
 
 UnitQueue = ConsumeQueue | BatchQueue
@@ -66,8 +68,21 @@ class QueueSet:
         for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
             if self.is_batch(topic):
                 self.get(topic, queue_id)
+            elif self._topics.is_moved(topic, queue_id):
+                self._refuse_expired(self.root / BATCH_CONSUME_QUEUE / topic / str(queue_id))
         for topic, queue_id in self._extended:
             self.get(topic, queue_id)
+
+    def _refuse_expired(self, moved: Path) -> None:
+        """Raise `CorruptData` for a moved queue of which all messages expired: its offsets would be given again."""
+        units = written_units(moved, UNIT, self.disk)
+        newest = max((int(offsets.max(initial=-1)) for _, offsets, *_ in units), default=-1)
+        if 0 <= newest < self._log.first_offset:
+            raise CorruptData(
+                f"it holds units of a ConsumeQueue, which belong below {CONSUME_QUEUE}/, and no message of the log "
+                f"tells the queue's next offset: {command('repair', self.root)} moves it there",
+                path=str(moved),
+            )
 
     def _names(self, directory: str) -> list[tuple[str, int]]:
         names = []

@@ -141,6 +141,11 @@ class Topics:
         """Every topic for which `is_batch` holds."""
         return set(filter(self.is_batch, {*self._batch_by_tree, *self.configs}))
 
+    def is_moved(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue of plain units lies below batchconsumequeue/ alone: its directory was moved there."""
+        right, there = (self._root / tree / topic / str(queue_id) for tree in QUEUE_LAYOUTS)
+        return not self.is_batch(topic) and not self._disk.files(right) and layout_of(there, self._disk) is UNIT
+
     def lacks(self, topic: str) -> bool:
         """Whether `topics.json` has no entry for a topic. False while it cannot be read."""
         return topic not in self.configs and not self.damage

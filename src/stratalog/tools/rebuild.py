@@ -42,7 +42,16 @@ from stratalog.store.extension import count_bitmaps
 from stratalog.store.index_file import usual_sizes
 from stratalog.store.opening import check_finished, open_store
 from stratalog.store.os_errors import refusing
-from stratalog.store.queue_begin import QueueBegin, QueueKey, first_units, has_place, says_twice, written_units
+from stratalog.store.queue_begin import (
+    QUEUE_LAYOUTS,
+    QueueBegin,
+    QueueKey,
+    first_units,
+    has_place,
+    layout_of,
+    says_twice,
+    written_units,
+)
 from stratalog.store.queue_set import has_light_queues
 from stratalog.store.recovery import Damage
 from stratalog.store.rederive import Progress
@@ -663,18 +672,24 @@ def _carry_over(
     as a crash leaves them. Raises `CorruptData` for such a queue of a store that was closed, whose offsets would be
     given again (not with `may_forget`).
 
-    Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one."""
-    topics, is_cut = Topics(staging, disk), was_closed(root, disk)
+    Left out are the queues of a topic that lie in the tree of another type, if there are some in the right one, and
+    those with the units of another type. A plain queue that was moved to the tree of batch queues goes back."""
+    topics, there, is_cut = Topics(staging, disk), Topics(root, disk), was_closed(root, disk)
     carried, ahead_count = list[Path](), 0
     for tree in QUEUE_TREES:
         for topic, queue_id, old in queue_directories(root, tree, disk):
-            new = staging / tree / topic / str(queue_id)
-            if has_other_id(topic, queue_id) or is_of_other_type(topics, tree, topic, (root, staging), disk):
+            is_moved = tree == names.BATCH_CONSUME_QUEUE and there.is_moved(topic, queue_id)
+            is_moved &= not topics.is_batch(topic)
+            if not is_moved and tree in QUEUE_LAYOUTS and layout_of(old, disk) is not QUEUE_LAYOUTS[tree]:
+                continue
+            right = names.CONSUME_QUEUE if is_moved else tree
+            new = staging / right / topic / str(queue_id)
+            if has_other_id(topic, queue_id) or is_of_other_type(topics, right, topic, (root, staging), disk):
                 continue
             if tree == names.CONSUME_QUEUE_EXT:
                 is_kept = staging / names.CONSUME_QUEUE / topic / str(queue_id) in carried
             else:
-                is_kept, lost_end = forgotten(old, new, BATCH_UNIT if tree == names.BATCH_CONSUME_QUEUE else UNIT, log)
+                is_kept, lost_end = forgotten(old, new, QUEUE_LAYOUTS[right], log)
                 if lost_end and is_cut and not may_forget:
                     raise CorruptData(
                         f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} leads to a message up to "
@@ -684,7 +699,7 @@ def _carry_over(
                 ahead_count += bool(lost_end)
             if is_kept and not new.exists():
                 disk.create_directory(new)
-                _link_files(old, new, queue_file_size(settings, tree), disk)
+                _link_files(old, new, queue_file_size(settings, right), disk)
                 carried += [new] if tree != names.CONSUME_QUEUE_EXT else []
     return carried, ahead_count
 
