@@ -10,7 +10,10 @@ from store.kinds import LIGHT_KIND, SIZES, read_on
 from store.test_recreated_topics import STATES
 from store.test_stray_queues import LIGHT, OWN, SETTINGS, checked, put, refused
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONFIG, CONSUME_QUEUE
+from stratalog.layout.queue import BATCH_UNIT
 from stratalog.store.config_files import TOPICS
+from stratalog.store.disk import Disk
+from stratalog.store.topics import Topics
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -108,3 +111,18 @@ def test_plain_units_give_a_batch_topics_queue_no_end(count: int, state: str, ro
         assert store.queue("batches").max_offset == 2
         assert store.queue(*OWN).max_offset == count
         assert store.queue("batches", 1).put_batch([b"one"], unique_key="v").queue_offset == end
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_damaged_unit_makes_a_batch_topic_no_plain_one(count: int, tmp_path: Path) -> None:
+    put(tmp_path, "batch", count)
+    for path in (tmp_path / CONFIG).glob(f"{TOPICS}*"):
+        path.unlink()
+    file = next((tmp_path / BATCH_CONSUME_QUEUE / OWN[0] / "0").iterdir())
+    stored = file.read_bytes()
+    for bit in range(8 * BATCH_UNIT.size):
+        damaged = bytearray(stored)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        fields = BATCH_UNIT.unpack(bytes(damaged))
+        assert Topics(tmp_path, Disk()).is_batch(OWN[0]), fields

@@ -30,7 +30,7 @@ from stratalog.layout.light import (
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of, queue_id_of
 from stratalog.layout.properties import PREPARED, find_property, is_overwritten
-from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
@@ -150,6 +150,9 @@ def layout_of(directory: Path, disk: Disk) -> Layout:
     """The layout of a queue's units: that of the other tree only if most units in its first file with some are then
     ones that a store can have written, in more bytes than with that of the directory's own tree."""
     right = QUEUE_LAYOUTS[directory.parents[1].name]
+    for _, units in _stored(directory, BATCH_UNIT, disk) if right is BATCH_UNIT else ():
+        if np.any((units["compacted_offset"] == BATCH_COMPACTED_OFFSET) & (units["reserved"] == 0)):
+            return right  # no plain units read so, and no other field of a damaged one says as much
     other = UNIT if right is BATCH_UNIT else BATCH_UNIT
     return other if _sound_size(directory, other, disk) > max(0, _sound_size(directory, right, disk)) else right
 
