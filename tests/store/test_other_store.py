@@ -161,7 +161,7 @@ def test_opening_serves_all_messages_of_the_log(kind: Kind, state: str, overlay:
 
 
 @pytest.mark.parametrize("road", ["opened", "repaired", "rebuilt"])
-@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
+@pytest.mark.parametrize("state", ["closed", "index gone"])
 @pytest.mark.parametrize(("first", "unit_count"), [(0, 1), (0, 2), (0, 7), (1, 7), (3, 1), (9, 2)])
 @pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
 def test_units_that_begin_at_the_end_of_a_closed_log_tell_of_no_deleted_topic(
