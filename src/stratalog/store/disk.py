@@ -482,8 +482,10 @@ class _Lock:
     def __init__(self, path: Path, process: _Process) -> None:
         self._place = os.path.realpath(path)
         self._process = process
-        self._process.create(path, "a").close()
-        self._file = opened(path, "r+")
+        try:
+            self._file = self._process.create(path, "x+")
+        except FileExistsError:
+            self._file = opened(path, "r+")  # that of a FIFO does not wait
         try:
             self._set(fcntl.F_WRLCK)
             is_marked = os.pread(self._file.fileno(), len(OWN_MARK), 0) == OWN_MARK
