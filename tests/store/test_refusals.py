@@ -76,6 +76,10 @@ def refusal_of(call: Callable[[], object]) -> StratalogError | None:
     try:
         call()
     except StratalogError as error:
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            assert cause not in causes, "an error is its own cause: whoever follows the causes goes on for ever"
+            causes.append(cause)
         return error
     return None
 

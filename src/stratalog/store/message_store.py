@@ -64,6 +64,7 @@ from stratalog.store.message import Message
 from stratalog.store.os_errors import (
     FULL,
     SHORTAGES,
+    cause_of,
     file_of,
     is_no_thread,
     kernels_refusal,
@@ -316,7 +317,7 @@ class MessageStore(Uncopied):
                 if not self._is_released:
                     self._stop()
             except OSError as error:
-                raise self._reason(error) from error
+                raise self._reason(error) from cause_of(error)
             finally:
                 self.release()
 
@@ -640,7 +641,7 @@ class MessageStore(Uncopied):
         try:
             self._dispatcher.dispatch(self._readable_end)
         except (OSError, StoreFailed) as error:
-            raise self._reason(error) from error
+            raise self._reason(error) from cause_of(error)
 
     @property
     def _readable_end(self) -> int:
@@ -742,7 +743,7 @@ class MessageStore(Uncopied):
                         self.index.keep()
                     self._store_checkpoint(progress, seal)
             except (OSError, StoreFailed) as error:
-                raise self._reason(error) from error
+                raise self._reason(error) from cause_of(error)
 
     def _invalidate(self, seal: Seal | None) -> None:
         """Vouch for nothing that is derived from the log: it is about to be built again, and a power cut meanwhile may
