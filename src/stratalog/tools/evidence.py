@@ -561,7 +561,9 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                         else:
                             doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
-        sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else None
+        sealed = None
+        with contextlib.suppress(Unreadable):  # the report has it
+            sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else None
         found |= live_begins(doubtful, sound, log, root, disk, sealed=sealed)
     return found | noted_begins(root, disk)
 
