@@ -40,7 +40,9 @@ The files as a whole are in one of these states; what is refused is refused befo
     a queue of a light queue's name with an id   no light queue: it has the records whose own queue it is, no others,
       other than 0                                 and no end is kept of it
     log files before those of the clean stop     they were put back: all queues and the index are built again
-    a queue ahead of the log                     cut to the log's end
+    newest units that lead, without a gap, from  RocketMQ closed the store with these messages: a damaged range,
+      a whole record to after the log's end        the queues keep their offsets
+    a queue ahead of the log otherwise           cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue of expired messages alone, which     its files were replaced: it is built again from the log
       had one of the log at the clean stop
@@ -76,6 +78,7 @@ seen there, and it tells the end that index files and queues are held against. W
 built.
 """
 
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,6 +219,7 @@ def recover(
         check_belonging(log, dispatcher)
     may_lack_files = clean and seal is None and log.files and not log.read_only
     past_end = _leads_past_end(log, dispatcher) if may_lack_files else None
+    vouched_end = seal.log_end_offset if seal else _closed_end(log, dispatcher) if clean else 0
     torn = drop_torn(log, dispatcher, damages, only_batches=untouched)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
@@ -223,7 +227,7 @@ def recover(
         start = checkpointed(log, checkpoint)
     elif intact and seal:
         start = sealed_start(log, dispatcher, seal)
-    vouched_end, limit = seal.log_end_offset if seal else 0, log.end_offset
+    limit = log.end_offset
     walk = LogScan(
         log, start, limit, vouched_end=vouched_end, looks_for_torn=may_be_torn, ends_at=vouched_end if untouched else -1
     )
@@ -420,6 +424,27 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
     near = range(log.end_offset, log.end_offset + _MISSING_FILES_MAX * log.file_size)
     past_end = [queue for queue, unit in newest if unit[0] in near and not is_filler(*unit[1:3])]
     return past_end[0] if len(past_end) > 1 else None
+
+
+def _closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
+    """Where the log ended when RocketMQ closed the store properly: the newest units lead, one after the other without a
+    gap, from there back to a whole record. 0 where they do not: one may be damaged, or be of another store."""
+    queues = list(dispatcher.queues.values())
+    newest = [(-unit[0], -unit[1], number) for number, queue in enumerate(queues) if (unit := queue.last_unit())]
+    heapq.heapify(newest)
+    closed_end = next_begin = 0
+    while newest:
+        begin, size, number = (abs(value) for value in heapq.heappop(newest))
+        if begin != next_begin:  # else another queue's unit of the same record
+            closed_end = closed_end or begin + size
+            if not log.first_offset <= begin < closed_end <= log.end_offset or next_begin not in (0, begin + size):
+                return 0
+            if is_record(log, begin):
+                return closed_end
+            next_begin = begin
+        if before := queues[number].unit_before(begin):
+            heapq.heappush(newest, (-before[0], -before[1], number))
+    return 0
 
 
 def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
