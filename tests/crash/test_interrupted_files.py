@@ -17,7 +17,7 @@ USES: dict[str, Callable[[Disk, Path], object]] = {
     "map, release, sync": lambda disk, path: [(file := disk.map(path)).release(), file.sync(), file.close()],
     "allocate": lambda disk, path: disk.allocate(path.with_name("new"), 4096),
     "create sparse": lambda disk, path: disk.create_sparse(path.with_name("new"), 4096),
-    "check room": lambda disk, path: disk.check_room(path.with_name("new"), 4096),
+    "check room": lambda disk, path: disk.check_room(path.with_name("new"), 4096, 1),
     "replace": lambda disk, path: disk.replace(path, b"other"),
     "mark": lambda disk, path: disk.mark(path, b"mark"),
     "sync directory": lambda disk, path: disk.sync_directory(path.parent),

@@ -1,7 +1,9 @@
 """Log files made before they are needed: a roll does not wait, a full disk is told when it matters, nothing is left."""
 
 import contextlib
+import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -41,14 +43,31 @@ class ShortDisk(Disk):
         if path.parent.name == COMMIT_LOG:
             self.tried.set()
             if len(log_files(path.parents[1])) >= self.room:
-                raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk")
+                raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that file system")
             self.made.append((path.name, threading.current_thread().name))
         super().allocate(path, size)
 
-    def check_room(self, path: Path, size: int) -> None:
-        super().check_room(path, size)
-        if len(log_files(path.parents[1])) + size // LOG_FILE_SIZE > self.room:
-            raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk")
+    def check_room(self, path: Path, size: int, count: int) -> None:
+        super().check_room(path, size, count)
+        if len(log_files(path.parents[1])) + count > self.room:
+            raise DiskFull(f"{path}: no room for {count:,} files; free space on that file system")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_full_disk_is_reported_with_the_files_that_have_no_room_and_their_sizes(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, begin: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (tmp_path / COMMIT_LOG).mkdir()
+    file = tmp_path / COMMIT_LOG / f"{0:020d}"
+    what = f"{file}: no room for a file of 4,096 bytes"
+    if count > 1:
+        what = f"{file.parent}: no room for 3 files of 4,096 bytes, 12,288 in all"
+    with pytest.raises(DiskFull, match=f"^{re.escape(what)}; free space on that file system$"):
+        Disk().check_room(file, 4096, count)
 
 
 def settle(store: stratalog.MessageStore) -> None:

@@ -45,7 +45,7 @@ def no_files(_: MessageStore) -> None:
 
 
 def no_room(_: MessageStore) -> None:
-    raise DiskFull("no room for a file; free space on that disk and try again")
+    raise DiskFull("no room for a file; free space on that file system and try again")
 
 
 def input_output(_: MessageStore) -> None:

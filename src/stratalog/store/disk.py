@@ -321,12 +321,12 @@ class Disk:
         """
         self._create(path, size, lambda fd: self._process.os.posix_fallocate(fd, 0, size), durably=True)
 
-    def check_room(self, path: Path, size: int) -> None:
-        """Raise `DiskFull` unless there is room for so many bytes now."""
+    def check_room(self, path: Path, size: int, count: int) -> None:
+        """Raise `DiskFull` unless there is room for so many files of that size now, the first of them `path`."""
         temporary = _unfinished(path)
-        with self._told_when_full(path, size, temporary):
+        with self._told_when_full(path, size, temporary, count):
             with self._process.create(temporary, "w+") as file:
-                self._process.os.posix_fallocate(file.fileno(), 0, size)
+                self._process.os.posix_fallocate(file.fileno(), 0, count * size)
             self._process.os.unlink(temporary)
 
     def create_sparse(self, path: Path, size: int) -> None:
@@ -456,7 +456,7 @@ class Disk:
         return _Lock(path, self._process).release
 
     @contextlib.contextmanager
-    def _told_when_full(self, path: Path, size: int, temporary: Path) -> Iterator[None]:
+    def _told_when_full(self, path: Path, size: int, temporary: Path, count: int = 1) -> Iterator[None]:
         """Remove the unfinished file after an error or an interrupt, and say what a full disk means."""
         try:
             yield
@@ -466,7 +466,10 @@ class Disk:
             if isinstance(error, OSError):
                 _name(error, path)
                 if error.errno in FULL:
-                    raise DiskFull(f"{path}: no room for a file of {size:,} bytes; free space on that disk") from error
+                    what = f"{path}: no room for a file of {size:,} bytes"
+                    if count > 1:
+                        what = f"{path.parent}: no room for {count:,} files of {size:,} bytes, {count * size:,} in all"
+                    raise DiskFull(f"{what}; free space on that file system") from error
             raise
 
 

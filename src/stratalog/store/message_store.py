@@ -773,7 +773,7 @@ class MessageStore(Uncopied):
         if isinstance(error, OSError) and error.errno in SHORTAGES:
             return refusal(f"queues of {self.root} cannot be written", error, safe)
         if isinstance(error, OSError) and error.errno in FULL:
-            return DiskFull(f"{file_of(error) or self.root}: no room; free space on that disk. {safe}")
+            return DiskFull(f"{file_of(error) or self.root}: no room; free space on that file system. {safe}")
         what = file_of(error) if isinstance(error, OSError) else ""
         self.derived_failure = error if isinstance(error, StoreFailed) else failed(what or str(self.root), error)
         self.log.fail(self.derived_failure)

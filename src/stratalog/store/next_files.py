@@ -57,8 +57,7 @@ class NextFiles:
         made = []
         try:
             if count_more:
-                size = (count + count_more) * self._file_size
-                self._disk.check_room(self._directory / offset_name(start), size)
+                self._disk.check_room(self._directory / offset_name(start), self._file_size, count + count_more)
             for offset in range(start, start + count * self._file_size, self._file_size):
                 if not self._made.get(offset):
                     made.append(offset)
