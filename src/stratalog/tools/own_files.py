@@ -41,11 +41,12 @@ def refuse_without_log(root: Path) -> None:
     raise NotAStore(f"{root} holds no message store (no {COMMIT_LOG}/ in it); check the path")
 
 
-def refuse_if_locked(root: Path) -> None:
-    """Raise `StoreLocked` while a store is open for writing, in this process or another."""
+def refuse_if_locked(root: Path, what: str = "repair") -> None:
+    """Raise `StoreLocked` while a store that is to be repaired or rebuilt is open for writing, in this process or
+    another."""
     owner = lock_owner(root / LOCK)
     if owner is not None:
-        raise StoreLocked(f"{root} is open in process {owner}: stop it first, or copy the files and repair the copy")
+        raise StoreLocked(f"{root} is open in process {owner}: stop it first, or copy the files and {what} the copy")
 
 
 def free_name(target: Path, is_same: Callable[[Path], bool] = lambda _: False) -> Path:

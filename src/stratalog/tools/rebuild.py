@@ -72,7 +72,7 @@ from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
 from stratalog.tools.evidence import Evidence, queue_begins
 from stratalog.tools.opened import counted_queues
-from stratalog.tools.own_files import free_name, refuse_links, refuse_misplaced, refuse_without_log
+from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.survey import MISSING_MAX, survey_log
 from stratalog.tools.unqueued import LogRange, differ, forgotten, kinds_in_log, known_end, unqueued, written_end
 from stratalog.tools.verify_files import (
@@ -165,8 +165,10 @@ class _BesideDisk(Disk):
 
 
 def check_store(root: Path, settings: StoreSettings) -> None:
-    """Raise `NotAStore` where there is no log, `ConfigurationError` where its files have other sizes than given."""
+    """Raise `NotAStore` where there is no log, `StoreLocked` while the store is open for writing, `ConfigurationError`
+    where its files have other sizes than given."""
     with refusing(f"{root} cannot be rebuilt"):
+        refuse_if_locked(root, "rebuild")
         check_finished(root)
         refuse_without_log(root)
         check_given_sizes(settings, root, PrivateDisk())
