@@ -51,6 +51,11 @@ def with_store(text: str, root: str) -> str:
     return re.sub("`stratalog ([a-z]+) STORE([^`]*)`", lambda it: command(it[1], PurePath(root), *it[2].split()), text)
 
 
+def counted(count: int, noun: str) -> str:
+    """For example `1 file`, `3 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 class StratalogError(Exception):
     """Root of the library's errors. They can be pickled and copied, so they cross processes."""
 
@@ -139,7 +144,7 @@ class CorruptData(StratalogError):
     """
 
     def __init__(self, message: str, *, path: str = "", position: int = -1, next_offset: int = -1) -> None:
-        byte = f"byte {position}" if position >= 0 else ""
+        byte = f"byte {position:,}" if position >= 0 else ""
         place = f"{path}{' at ' if path and byte else ''}{byte}: " if path or byte else ""
         super().__init__(place + message)
         self.path = path

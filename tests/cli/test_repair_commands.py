@@ -239,7 +239,8 @@ def test_the_next_step_of_an_unreadable_configuration_helps(copy: str | None, sm
 def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(
     damaged: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "lie in one another" in call("repair", damaged, "--to", damaged / "copy").stderr
+    assert "is in the store" in call("repair", damaged, "--to", damaged / "copy").stderr
+    assert "contains the store" in call("repair", damaged, "--to", damaged.parent).stderr
     real = os.mkdir
 
     def refused(path: Path, *given: int, **named: int) -> None:
@@ -253,16 +254,20 @@ def test_a_target_of_a_repair_is_looked_at_before_the_plan_is_shown(
     assert "Remove" not in told
 
 
-@pytest.mark.parametrize("arguments", [(), ("--to", "mended", "--yes"), ("--in-place", "--yes")])
-def test_no_repair_is_planned_for_a_store_that_is_open(
+@pytest.mark.parametrize(
+    "arguments",
+    [("repair",), ("repair", "--to", "mended", "--yes"), ("repair", "--in-place", "--yes"), ("rebuild",),
+     ("rebuild", "--yes"), ("rebuild", "--index", "--json")],
+)  # fmt: skip
+def test_no_repair_and_no_rebuild_is_planned_for_a_store_that_is_open(
     arguments: tuple[str, ...], damaged: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with stratalog.open(damaged, **SETTINGS):
         before = prints(damaged)
-        refused = call("repair", damaged, *arguments)
+        refused = call(arguments[0], damaged, *arguments[1:])
         assert (refused.exit_code, refused.stdout) == (1, "")
-        assert re.search(rf"is open in process {os.getpid()} ", refused.stderr)
+        assert re.search(rf"is open in process {os.getpid()} .*{arguments[0]} the copy", refused.stderr)
         assert prints(damaged) == before
     assert not Path("mended").exists()
     assert call("repair", damaged).exit_code == 1

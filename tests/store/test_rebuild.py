@@ -170,7 +170,7 @@ def test_a_log_without_one_whole_record_empties_no_queue(tmp_path: Path, how: st
     assert len(files) > 1
     before = {path: path.read_bytes() for path in root.rglob("0*") if path.is_file()}
     assert not verify(root, settings=given).ok
-    with pytest.raises(CorruptData, match=r"restore|another file's name"):
+    with pytest.raises(CorruptData, match=r"restore|misnamed"):
         rebuild(root, settings=given)
     assert {path: path.read_bytes() for path in root.rglob("0*") if path.is_file()} == before
 

@@ -14,7 +14,7 @@ import typer
 from stratalog.cli.output import cut, escaped, message_json, show_json, size_text, tell, terminal_width, time_text
 from stratalog.cli.place import JsonFlag, given_path, given_topic, warm_up
 from stratalog.cli.read import moment
-from stratalog.errors import IllegalMessage, NotAStore
+from stratalog.errors import IllegalMessage, NotAStore, counted
 
 if TYPE_CHECKING:
     from stratalog.store.message import Message
@@ -119,9 +119,9 @@ def _line(item: "Item", body: Body) -> str:
         return head + _message_text(item.message, body)
     if item.kind == "damage":
         reason = str(item.values.get("reason", ""))
-        return f"{head}{item.size:,} bytes cannot be read: {escaped(MEANING.get(reason, reason))}"
+        return f"{head}{counted(item.size, 'byte')} cannot be read: {escaped(MEANING.get(reason, reason))}"
     if item.kind in ("unwritten", "blank", "filler", "lost", "end", "empty"):
-        count = f" ({item.values['count']:,} units)" if "count" in item.values else ""
+        count = f" ({counted(item.values['count'], 'unit')})" if "count" in item.values else ""
         return f"{head}{size_text(item.size)}{count}"
     if "content" in item.values:
         content = item.values["content"]
@@ -132,7 +132,7 @@ def _line(item: "Item", body: Body) -> str:
 def _message_text(message: "Message", body: Body) -> str:
     parts = [
         f"{escaped(message.topic)}/{message.queue_id} at {message.queue_offset:,}",
-        f"{message.store_size:,} bytes",
+        f"{counted(message.store_size, 'byte')}",
         time_text(message.store_timestamp),
     ]
     if message.tags:
@@ -175,7 +175,7 @@ def _value_text(name: str, value: Any) -> str:
 
 def _hex_lines(item: "Item") -> Iterator[str]:
     """The item's name, then a line for each field: position, bytes, value."""
-    yield f"  {item.position:>13,}  {item.kind}, {item.size:,} bytes"
+    yield f"  {item.position:>13,}  {item.kind}, {counted(item.size, 'byte')}"
     for position, hexadecimal, name, value in item.rows():
         shown = cut(hexadecimal, _HEX_WIDTH)
         text = _bytes_text(name, value) if isinstance(value, bytes) else _value_text(name, value)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import clean, counted, pairs, show_json, size_text, table, time_text
+from stratalog.cli.output import clean, pairs, show_json, size_text, table, time_text
 from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, TierFlag, is_tier, settings_of, warm_up
+from stratalog.errors import counted
 
 if TYPE_CHECKING:
     from stratalog.tiered import TieredStore
@@ -161,7 +162,7 @@ def _show(shown: dict[str, Any], *, files: bool, top: int | None) -> None:
         print()
         print(_queue_table(queues))
     if len(queues) < len(shown["queues"]):
-        print(f"\n{len(shown['queues']) - len(queues):,} more queues: --all lists them, --json as well")
+        print(f"\n{counted(len(shown['queues']) - len(queues), 'more queue')}: --all lists them, --json as well")
     if files:
         print()
         rows = [[clean(file["path"]), f"{file['size']:,}", f"{file['onDisk']:,}"] for file in shown["files"]]
@@ -178,7 +179,7 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
         return {
             "tier": f"{shown['path']} (cluster {clean(shown['cluster'])}, broker {clean(shown['broker'])})",
             "messages": held,
-            "index": f"{index['items']:,} items in {counted(index['files'], 'file')}{runs}",
+            "index": f"{counted(index['items'], 'item')} in {counted(index['files'], 'file')}{runs}",
             "commits": f"{shown['commits']:,}",
             "on disk": f"{size_text(on_disk)} in {counted(len(shown['files']), 'file')}",
         }
@@ -188,7 +189,7 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
         "messages": held,
         "log": f"offsets {log['minOffset']:,} to {log['endOffset']:,} ({size_text(log['size'])}) in files of "
         f"{size_text(log['fileSize'])}",
-        "index": f"{shown['index']['items']:,} items",
+        "index": f"{counted(shown['index']['items'], 'item')}",
         "on disk": f"{size_text(on_disk)} in {counted(len(shown['files']), 'file')}",
     }
     if log["firstStoreTimestamp"] is not None and log["lastStoreTimestamp"] is not None:
@@ -200,7 +201,7 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     if shown.get("notes"):
         heading["note"] = "; ".join(map(clean, shown["notes"]))
     if "lag" in shown:
-        heading["lag"] = f"{shown['lag']:,} messages are not in {shown['tier']} yet"
+        heading["lag"] = f"{counted(shown['lag'], 'message')} are not in {shown['tier']} yet"
     return heading
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratalog.cli.output import clean, counted, pairs, seconds_text, show_json, size_text, tell
+from stratalog.cli.output import clean, pairs, seconds_text, show_json, size_text, tell
 from stratalog.cli.place import JsonFlag, StoreArgument, given_path, warm_up
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
+from stratalog.errors import counted
 
 if TYPE_CHECKING:
     from stratalog.pipeline.offload import OffloadReport

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from stratalog.errors import counted
+
 if TYPE_CHECKING:
     from stratalog.store.message import Message
 
@@ -66,11 +68,6 @@ def size_text(size: float) -> str:
     while size >= 1000 and units:
         size, unit = size / 1000, units.pop()
     return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-
-
-def counted(count: int, noun: str) -> str:
-    """For example `1 file`, `3 files`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def before_log(count: int) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stratalog.cli.output import counted, tell
+from stratalog.cli.output import tell
 from stratalog.cli.progress import Progress
-from stratalog.errors import ConfigurationError, command, given_options
+from stratalog.errors import ConfigurationError, command, counted, given_options
 
 if TYPE_CHECKING:
     from stratalog.config.settings import StoreSettings

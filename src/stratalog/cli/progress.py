@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from stratalog.cli.output import size_text
+from stratalog.errors import counted
 
 if TYPE_CHECKING:
     from stratalog.store.rederive import Progress as OpeningProgress
@@ -66,7 +67,7 @@ class Progress:
 def progress_line(what: str, size_done: int, size_total: int, record_count: int, seconds: float) -> str:
     """For example `verify: 1,200,000 records, 1.2 of 3.4 GB (35 %), 1.5 GB/s, 0:02 left`; 0 records are not told."""
     rate = size_done / seconds if seconds > 0 else 0.0
-    line = f"{what}: " + (f"{record_count:,} records, " if record_count else "") + size_text(size_done)
+    line = f"{what}: " + (f"{counted(record_count, 'record')}, " if record_count else "") + size_text(size_done)
     if size_total:
         line += f" of {size_text(size_total)} ({100 * size_done // size_total} %)"
     line += f", {size_text(rate)}/s"

@@ -13,7 +13,7 @@ from stratalog.cli.output import complain, show_json, tell
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
-from stratalog.errors import IllegalMessage
+from stratalog.errors import IllegalMessage, counted
 
 if TYPE_CHECKING:
     from stratalog.store.queue import Queue
@@ -148,7 +148,7 @@ def _content(file: Path | None, store: Any) -> bytes:
     limit = store.settings.max_message_size
     if file.stat().st_size > limit:
         raise IllegalMessage(
-            f"{file} has {file.stat().st_size:,} bytes, a message may have {limit:,}; nothing was written. "
+            f"{file} has {counted(file.stat().st_size, 'byte')}, a message may have {limit:,}; nothing was written. "
             "Cut it, or raise the limit with --set max_message_size=…"
         )
     return file.read_bytes()
@@ -191,6 +191,6 @@ def _show(done: _Done, seconds: float, *, as_json: bool) -> None:
         print(f"put into {place}, message id {first.message_id}")
     else:
         print(
-            f"put {count:,} messages into {queue.topic}/{queue.queue_id} at offsets {first.queue_offset:,} to "
+            f"put {counted(count, 'message')} into {queue.topic}/{queue.queue_id} at offsets {first.queue_offset:,} to "
             f"{last.queue_offset:,} ({count / max(seconds, 1e-9):,.0f} messages/s)"
         )

@@ -12,7 +12,6 @@ from stratalog.cli.output import (
     MESSAGE_RIGHT,
     MESSAGE_TITLES,
     complain,
-    counted,
     message_json,
     message_row,
     seconds_text,
@@ -29,7 +28,7 @@ from stratalog.cli.place import (
     given_topic,
     open_place,
 )
-from stratalog.errors import OffsetOutOfRange
+from stratalog.errors import OffsetOutOfRange, counted
 
 if TYPE_CHECKING:
     from stratalog.store.arguments import Moment

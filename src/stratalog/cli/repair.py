@@ -11,7 +11,6 @@ from stratalog.cli.output import (
     before_log,
     clean,
     complain,
-    counted,
     damaged_text,
     missing_json,
     missing_rows,
@@ -27,7 +26,7 @@ from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgum
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
 from stratalog.cli.verify import show_problems
-from stratalog.errors import command
+from stratalog.errors import command, counted
 
 if TYPE_CHECKING:
     from stratalog.tools.rebuild import Rebuilt

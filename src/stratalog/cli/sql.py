@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import clean, counted, cut, seconds_text, show_json, table, tell
+from stratalog.cli.output import clean, cut, seconds_text, show_json, table, tell
 from stratalog.cli.place import JsonFlag, given_path, warm_up
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,7 +10,6 @@ from stratalog.cli.output import (
     before_log,
     clean,
     complain,
-    counted,
     damaged_text,
     missing_json,
     missing_rows,
@@ -21,7 +20,7 @@ from stratalog.cli.output import (
 )
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, settings_of, warm_up
 from stratalog.cli.progress import Progress
-from stratalog.errors import StratalogError, command
+from stratalog.errors import StratalogError, command, counted
 
 if TYPE_CHECKING:
     from stratalog.tools.verify_report import VerifyReport

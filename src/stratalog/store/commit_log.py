@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.errors import CorruptData, StoreClosed, StratalogError, command
+from stratalog.errors import CorruptData, StoreClosed, StratalogError, command, counted
 from stratalog.kernels.put_words import LOG_ADDRESS, LOG_BASE, LOG_END, LOG_LIMIT, LOG_WORDS, Words
 from stratalog.layout.message import BLANK, MAGIC_BLANK
 from stratalog.layout.names import offset_name, offset_of
@@ -417,7 +417,7 @@ def _checked_names(directory: Path, sizes: dict[str, int], file_size: int, disk:
         offset = int(name)
         if size != file_size:
             raise CorruptData(
-                f"the file has {size:,} bytes, the log's files have {file_size:,}. "
+                f"the file has {counted(size, 'byte')}, the log's files have {file_size:,}. "
                 + other_size_step("mapped_file_size_commit_log", file_size, directory.parent, disk),
                 path=str(directory / name),
                 position=size,

@@ -429,7 +429,7 @@ def named_wrong(file: MappedFile) -> str:
     step = " && ".join(f"mv -n {shlex.quote(str(a))} {shlex.quote(str(b))}" for a, b in moves)
     if len(moves) == 1 and right.exists():
         return f"its records are those of {right.name}, which is there too. Put the right file back, or run `{step}`"
-    return f"its records are those of {right.name}: it has another file's name. Run `{step}`, then again"
+    return f"its records are those of {right.name}: the file is misnamed. Run `{step}`, then run the command again"
 
 
 def refuse_misnamed(directory: Path) -> None:

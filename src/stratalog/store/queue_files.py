@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, counted
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
@@ -43,7 +43,7 @@ class QueueFiles:
                 continue
             if size != self.file_size:
                 raise CorruptData(
-                    f"the file has {size:,} bytes, {self.file_size:,} are expected. "
+                    f"the file has {counted(size, 'byte')}, {self.file_size:,} are expected. "
                     + other_size_step(self._setting, self.file_size, self._root, self._disk),
                     path=str(self.directory / name),
                     position=size,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.errors import CorruptData, IllegalMessage, counted
 from stratalog.layout.batch import INNER_FLAGS, INNER_NUM, BatchEntry, batch_size_of, decode_batch_body
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import LOST_FLAG, Record, crc_of
@@ -39,7 +39,7 @@ def entries_of(sys_flag: int, properties: bytes, queue_offset: int, body: bytes)
         raise CorruptData(f"its batch cannot be decompressed: {error}") from None
     entries = decode_batch_body(plain)
     if len(entries) != size:
-        raise CorruptData(f"{INNER_NUM} is {size:,}, its body holds {len(entries):,} messages")
+        raise CorruptData(f"{INNER_NUM} is {size:,}, its body holds {counted(len(entries), 'message')}")
     return entries
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, counted
 from stratalog.kernels.scan import ANY_OFFSET, VERIFY, ScanStatus, scan
 from stratalog.layout import checkpoint, index, timer
 from stratalog.layout.document import dump as dump_fields
@@ -251,7 +251,11 @@ def dump_index(path: Path) -> Iterator[Item]:
     told = header.next_item if 1 < header.next_item <= room else room
     if header.next_item > room:
         yield Item(
-            "damage", path, index.HEADER.position("next_item"), 4, {"reason": f"room for {room - 1:,} items only"}
+            "damage",
+            path,
+            index.HEADER.position("next_item"),
+            4,
+            {"reason": f"room for {counted(room - 1, 'item')} only"},
         )
     for number in range(1, told):
         at = items_at + number * index.ITEM.size

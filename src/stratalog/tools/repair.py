@@ -95,7 +95,8 @@ def check_target(source: Path, target: Path) -> None:
     """Raise `ConfigurationError` for a directory that a repaired copy cannot go to."""
     inner, outer = target.resolve(), source.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ConfigurationError(f"{target} and the store {source} lie in one another: name a directory outside it")
+        relation = "is" if inner == outer else "is in" if inner.is_relative_to(outer) else "contains"
+        raise ConfigurationError(f"{target} {relation} the store {source}: name another directory for the copy")
     if target.exists() and any(target.iterdir()):
         unfinished = (target / UNFINISHED_COPY).exists()
         what = "holds the unfinished copy of an earlier repair: remove it" if unfinished else "is not empty: keep it"

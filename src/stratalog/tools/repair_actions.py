@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stratalog.errors import counted
 from stratalog.tools.repair_fill import Cover, LostMessage
 from stratalog.tools.verify_files import BACKUP
 
@@ -52,23 +53,23 @@ def described(action: Action) -> str:
     place = f"{action.path} at byte {action.position:,}"
     match action.kind:
         case "extend":
-            return f"extend {action.path} from {action.position:,} bytes by {action.size:,} zeros"
+            return f"extend {action.path} from {counted(action.position, 'byte')} by {counted(action.size, 'zero')}"
         case "create":
-            return f"make {action.path} again, empty ({action.size:,} bytes)"
+            return f"make {action.path} again, empty ({counted(action.size, 'byte')})"
         case "trim":
-            return f"set {action.size:,} bytes of {place} aside and cut them off: {action.reason}"
+            return f"set {counted(action.size, 'byte')} of {place} aside and cut them off: {action.reason}"
         case "away":
             return f"move {action.path} away: {action.reason}"
         case "mend":
-            return f"set {action.size:,} bytes of {place} aside and restore the record there: {action.reason}"
+            return f"set {counted(action.size, 'byte')} of {place} aside and restore the record there: {action.reason}"
         case "cover":
-            return f"set {action.size:,} bytes of {place} aside and cover them with placeholders"
+            return f"set {counted(action.size, 'byte')} of {place} aside and cover them with placeholders"
         case "cut":
             noun = "placeholder" if action.placeholder_count == 1 else "placeholders"
             kept = f"{action.placeholder_count:,} {noun} to keep the offsets of what is lost"
             if not action.size:
                 return f"append {kept} ({place})"
-            aside = f"set {action.size:,} bytes after the log's end ({place}) aside and zero them"
+            aside = f"set {counted(action.size, 'byte')} after the log's end ({place}) aside and zero them"
             return f"{aside}; write {kept}" if action.lost else aside
         case "drop":
             return f"set {action.path} aside: it lies after the log's end"

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, counted
 from stratalog.layout.names import (
     ABORT,
     COMMIT_LOG,
@@ -49,7 +49,7 @@ def plan_files(
         expected = start + file_size
         if size > file_size and (not is_known or (not is_shown and ends_after(disk.map(root / path), file_size))):
             step = f"give mapped_file_size_commit_log{f', or remove {root / SIZES} if it is wrong' if is_noted else ''}"
-            raise CorruptData(f"the file has {size:,} bytes, not {file_size:,}: {step}", path=str(root / path))
+            raise CorruptData(f"the file has {counted(size, 'byte')}, not {file_size:,}: {step}", path=str(root / path))
         if size > file_size:
             actions.append(Action("trim", path, file_size, size - file_size, "bytes over the size of the log's files"))
         elif not size and name == max(files):

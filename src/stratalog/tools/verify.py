@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.errors import ConfigurationError, CorruptData, counted
 from stratalog.helpers import thread_pool
 from stratalog.layout.message import LOST_FLAG, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
@@ -352,9 +352,9 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
     report.add(
         Problem(
             "log", str(path), position, "a whole record", f"{MEANING[damage.reason]}; "
-            f"{damage.end - damage.begin:,} bytes up to the next whole record at log offset {damage.end:,} cannot be "
-            "read", "restore the file from a copy, or let `stratalog repair STORE` set the range aside; as it is, "
-            "stratalog skips the range and serves what is after it, RocketMQ drops everything after it",
+            f"{counted(damage.end - damage.begin, 'byte')} up to the next whole record at log offset {damage.end:,} "
+            "cannot be read", "restore the file from a copy, or let `stratalog repair STORE` set the range aside; as "
+            "it is, stratalog skips the range and serves what is after it, RocketMQ drops everything after it",
         )
     )  # fmt: skip
 
@@ -375,8 +375,9 @@ def _end_of_log(
                 Problem(
                     "log", str(path), position, "the end of the log (zeros), because the store was closed properly"
                     if report.clean else "the end of the log, or unfinished records",
-                    f"{report.torn_size:,} bytes of a damaged record" if join.is_unfinished else
-                    f"{report.torn_size:,} bytes in a file that begins with a record of another place of the log",
+                    f"{counted(report.torn_size, 'byte')} of a damaged record" if join.is_unfinished else
+                    f"{counted(report.torn_size, 'byte')} in a file that begins with a record of another place in "
+                    "the log",
                     "restore the file from a copy, or let `stratalog repair STORE` set the bytes aside"
                     + (", before the store is opened for writing, which cuts them off" if is_cut_off else ""),
                 )
@@ -384,6 +385,7 @@ def _end_of_log(
         report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, "TORN"))
     elif report.torn_size and not report.is_live:
         report.notes.append(
-            f"{path} at byte {position:,}: {report.torn_size:,} bytes of an unfinished record; the next opening for "
+            f"{path} at byte {position:,}: {counted(report.torn_size, 'byte')} of an unfinished record; the next "
+            "opening for "
             + ("writing cuts them off" if is_cut_off else f"writing goes on after them, at log offset {sealed_end:,}")
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, command
+from stratalog.errors import CorruptData, command, counted
 from stratalog.layout import names
 from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITION
 from stratalog.layout.light import is_light
@@ -179,7 +179,12 @@ def _check_directory(
             _add(report, directory / name, f"a file that begins at a multiple of {file_size:,}", "another", next_step)
         if size != file_size and (size or name != max(files)):  # a last file of no size is one that was just created
             _add(
-                report, directory / name, f"a file of {file_size:,} bytes", f"{size:,} bytes", next_step, position=size
+                report,
+                directory / name,
+                f"a file of {file_size:,} bytes",
+                counted(size, "byte"),
+                next_step,
+                position=size,
             )
     for low, high in pairwise(starts):
         if high - low > file_size:
@@ -242,7 +247,7 @@ def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
     if stored is None:
         return
     if len(stored) != FILE_SIZE:
-        _add(report, path, f"{FILE_SIZE:,} bytes", f"{path.stat().st_size:,} bytes", REPAIR, part="checkpoint")
+        _add(report, path, f"{FILE_SIZE:,} bytes", counted(path.stat().st_size, "byte"), REPAIR, part="checkpoint")
         return
     checkpoint = Checkpoint.load(root, disk)
     if checkpoint.seal is None and SEAL.unpack(stored, SEAL_POSITION).log_end_offset:  # 0: of an empty store

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, counted
 from stratalog.kernels.index import (
     HEADER_BEGIN_TIMESTAMP,
     HEADER_NEXT_ITEM,
@@ -180,7 +180,7 @@ class IndexCheck:
                     self._files.append(_IndexFile(path, disk, settings.index_slot_count, settings.index_item_capacity))
             elif is_index_name(name):
                 self._of_other_size = True
-                self._add(path, size, f"an index file of {wanted:,} bytes", f"{size:,} bytes", self._sizes_step())
+                self._add(path, size, f"an index file of {wanted:,} bytes", counted(size, "byte"), self._sizes_step())
         self._directory, self._item_capacity = root / INDEX, settings.index_item_capacity
         self._vouched_end = 0
         with suppress(CorruptData):  # the checkpoint is no file: `check_files` says so
@@ -306,7 +306,10 @@ class IndexCheck:
             path = taken[-1][0].path if taken else self._directory
             first, last = int(missing.offsets[0]), int(missing.offsets[-1])
             self._add(
-                path, 0, f"items for {len(missing):,} keys of records at log offsets {first:,} to {last:,}", "none"
+                path,
+                0,
+                f"items for {counted(len(missing), 'key')} of records at log offsets {first:,} to {last:,}",
+                "none",
             )
 
     def _later_items(self) -> bool:
@@ -317,14 +320,15 @@ class IndexCheck:
         """Look at what is left in the files, at their headers and at the chains of their slots."""
         if self._missing_count:
             step = self._sizes_step() if self._of_other_size else REPAIR
-            self._add(self._directory, 0, f"index files for {self._missing_count:,} keys", "no index file", step)
+            what = f"index files for {counted(self._missing_count, 'key')}"
+            self._add(self._directory, 0, what, "no index file", step)
         for file in self._files:
             rest = file.take(np.iinfo(np.int64).max)
             after = (rest.offsets >= self._report.log_end) & ~self._report.are_in_damage(rest.offsets)
             lost = 0 if self._report.clean else int(after.sum())
             if lost:
                 number = len(rest) - lost
-                what = f"{lost:,} items for log offset {int(rest.offsets[number]):,} and later"
+                what = f"{counted(lost, 'item')} for log offset {int(rest.offsets[number]):,} and later"
                 self._report.add_lost("index", str(file.path), file.position(int(rest.numbers[number])), what)
             for number in range(len(rest) - lost):
                 self._report_unknown(file, rest, number)
@@ -332,8 +336,8 @@ class IndexCheck:
         self._check_order()
         if self._left_out_tags > self._unknown_count:  # an item that was changed may be of a tag
             self._report.notes.append(
-                f"{self._directory}: no items for the tags of {self._left_out_tags:,} messages or more, as RocketMQ "
-                "before 5.4 writes it; a query by tag does not find them before the index is rebuilt"
+                f"{self._directory}: no items for the tags of {counted(self._left_out_tags, 'message')} or more, as "
+                "RocketMQ before 5.4 writes it; a query by tag does not find them before the index is rebuilt"
             )
 
     def _check_order(self) -> None:

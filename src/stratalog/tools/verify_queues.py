@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, StoreUnavailable
+from stratalog.errors import CorruptData, StoreUnavailable, counted
 from stratalog.kernels.dispatch import UnitStatus, build_units, scatter
 from stratalog.kernels.queue_table import NO_ROW, QUEUE_KIND, QUEUE_NEWS, QUEUE_NEXT_OFFSET, QueueKind
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light
@@ -339,7 +339,7 @@ class QueueCheck:
         edges = np.flatnonzero(np.diff(np.concatenate(([False], missing, [False])))).tolist()
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             path, position = queue.files.place(queue.next + begin)
-            what = f"{end - begin:,} units of queue {queue.files.name} from unit {queue.next + begin:,} on"
+            what = f"{counted(end - begin, 'unit')} of queue {queue.files.name} from unit {queue.next + begin:,} on"
             self._report.add(Problem("queue", path, position, what, "zeros", REPAIR))
 
     def _pass_gap(self, chunk: Chunk, number: int) -> bool:
@@ -475,7 +475,7 @@ class QueueCheck:
             lost = np.flatnonzero(~known & (stored["commit_log_offset"] >= report.log_end))
             if lost.size:
                 offset = int(stored["commit_log_offset"][lost[0]])
-                what = f"{lost.size:,} units of queue {files.name} for log offset {offset:,} and later"
+                what = f"{counted(lost.size, 'unit')} of queue {files.name} for log offset {offset:,} and later"
                 report.add_lost("queue", *files.place(first + int(lost[0])), what)
             known[lost] = True
         for number in np.flatnonzero(~known).tolist():

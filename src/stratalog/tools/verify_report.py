@@ -40,7 +40,7 @@ class Problem:
     next_step: str
 
     def __str__(self) -> str:
-        return f"{self.path} at byte {self.position}: expected {self.expected}, found {self.found}; {self.next_step}"
+        return f"{self.path} at byte {self.position:,}: expected {self.expected}, found {self.found}; {self.next_step}"
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stratalog.errors import counted
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
@@ -193,7 +194,7 @@ class SpecialQueues:
             lost = np.flatnonzero(real & (offsets >= report.log_end) & ~report.are_in_damage(offsets))
             if lost.size:
                 offset = int(stored["commit_log_offset"][lost[0]])
-                what = f"{lost.size:,} units of queue {name} for log offset {offset:,} and later"
+                what = f"{counted(lost.size, 'unit')} of queue {name} for log offset {offset:,} and later"
                 report.add_lost("queue", *self._place(queue, int(places[lost[0]])), what)
             real[lost] = False
         known: dict[int, list[int]] = {}

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from stratalog.cli.demo.journal import Journal, Step, open_journal
-from stratalog.cli.output import counted, seconds_text, size_text, table
+from stratalog.cli.output import seconds_text, size_text, table
 from stratalog.cli.place import given_path, warm_up
 from stratalog.cli.progress import Progress
+from stratalog.errors import counted
 
 EXAMPLES = """
 stratalog demo --dir demo-data

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from stratalog.cli.output import counted, seconds_text, size_text
-from stratalog.errors import ConfigurationError
+from stratalog.cli.output import seconds_text, size_text
+from stratalog.errors import ConfigurationError, counted
 
 FILE_NAME = "demo.json"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from stratalog.cli.demo.flights import QUEUES, TOPIC
 from stratalog.cli.demo.journal import Journal, Lookup
 from stratalog.cli.demo.write import ASKED_QUEUE
-from stratalog.cli.output import clean, counted, time_text
-from stratalog.errors import CorruptData
+from stratalog.cli.output import clean, time_text
+from stratalog.errors import CorruptData, counted
 
 if TYPE_CHECKING:
     from stratalog.store.message import Message
