@@ -1,6 +1,7 @@
 """Puts after a damaged record are kept, but perhaps not by RocketMQ: opening, the log and the command say so."""
 
 import json
+import re
 import logging
 import shutil
 import subprocess
@@ -101,6 +102,29 @@ def flip_queue_offset(root: Path, commit_log_offset: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[commit_log_offset % size + HEAD.position("queue_offset") + 7 - bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("which", [0, 1, 4, -3])
+def test_a_message_that_was_left_out_of_its_queue_is_named_once_and_not_as_lost(
+    which: int, count: int, kind: Kind, tmp_path: Path, call: Call
+) -> None:
+    topic, queue_id = kind.queues[1]
+    known = kind.made(tmp_path, count=12).queues[topic, queue_id]
+    hidden = [one.commit_log_offset for one in known.values()][which:][:count]
+    for place in hidden:
+        flip_queue_offset(tmp_path, place, 46)
+    shutil.rmtree(tmp_path / kind.tree)
+    (tmp_path / ABORT).touch()
+    for start in (0, 1, list(known)[which]):
+        result = call("get", tmp_path, topic, "-q", queue_id, "-o", start, "-n", 100)
+        named = re.findall(r"message at log offset ([\d,]+) was left out", result.stderr)
+        texts = [f"{place:,}" for place in hidden]
+        before = [place for place in hidden if start and place <= known[start - 1].commit_log_offset]
+        assert named in (texts, texts[len(before) :])
+        assert result.exit_code == bool(named)
+        assert "lost" not in result.stderr
 
 
 @pytest.mark.one_in(12)

@@ -100,7 +100,6 @@ def get(
         intact = Intact()
         messages = list(intact.read(queue, offset, count))
         seconds = time.perf_counter() - begin
-        intact.name_left_out(queue, messages, is_all=len(messages) < count)
         if len(messages) < count:
             intact.name_lost_end(queue)
         _show(messages, full=full, as_json=as_json)
