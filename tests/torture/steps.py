@@ -114,7 +114,7 @@ def judge(root: Path, settings: StoreSettings, copy: Path) -> str:
             raise Undetected(f"the log is there; verify: {report.problems[0]}")
         return "lost their log"
     try:
-        _run(command, settings, root, place)
+        run(command, settings, root, place)
     except (StratalogError, OSError) as error:
         raise Undetected(f"opening: {refusal}; {command}: {error!r}") from error
     left = refused(root, settings, copy)
@@ -140,7 +140,7 @@ def refused(root: Path, settings: StoreSettings, copy: Path) -> str:
     return ""
 
 
-def _run(command: str, settings: StoreSettings, root: Path, place: Path) -> None:
+def run(command: str, settings: StoreSettings, root: Path, place: Path) -> None:
     if command == "remove it":
         shutil.rmtree(place) if place.is_dir() else place.unlink()
     elif command == "stratalog repair":

@@ -75,7 +75,7 @@ MEANING = {
     "BAD_OFFSET": "a record that belongs to another place of the log",
     "BAD_CRC": "a body that does not have the CRC in its head",
     "BAD_RECORD_CRC": "a record that does not have the CRC at the end of its properties",
-    WILD: "a record with a queue offset that the log is too short for",
+    WILD: "a record with a queue offset that is too large for this log",
     MISSING: "no file",
     CUT: "the file's end, though its records go on",
     UNREADABLE: "a file that cannot be read",
@@ -142,9 +142,12 @@ def _verify(
     contradicted = list[tuple[str, int]]()
     with contextlib.suppress(OSError):  # the report has it
         contradicted += contradicted_notes(given, root, PrivateDisk())
-    for name, size in contradicted:
-        step = f"if it is wrong, remove it; if it is right, {REPAIR}"
-        report.add(Problem("files", str(root / SIZES), 0, "sizes of the files", f"{name}={size}, which none has", step))
+    if contradicted:
+        named = ", ".join(f"{name}={size}" for name, size in contradicted)
+        step = f"if it is right, {REPAIR}; if it is wrong, remove it"
+        report.add(
+            Problem("files", str(root / SIZES), 0, "sizes of the files", f"{named}: no file has that size", step)
+        )
     if report.is_unreadable(root / COMMIT_LOG):  # there is nothing to compare the other files with
         return report
     count = _Count(log_files_size(root, disk, settings.commit_log_file_size), progress)
@@ -240,7 +243,7 @@ def _check_quiet_queues(root: Path, disk: ReportingDisk, report: VerifyReport) -
                     damaged += numbers[is_damaged].tolist()
                     is_quiet &= not (~is_damaged & (offsets >= report.log_begin) & (tags_codes != LOST_TAGS_CODE)).any()
             if damaged and is_quiet:
-                what = f"{len(damaged):,} that lead nowhere, the first of offset {damaged[0]:,}"
+                what = f"{len(damaged):,} that point nowhere, the first of offset {damaged[0]:,}"
                 report.add(Problem("queue", str(directory), 0, f"units of queue {topic}/{queue_id}", what, REPAIR))
 
 

@@ -172,6 +172,7 @@ class IndexCheck:
         self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
         self._files: list[_IndexFile] = []
         self._of_other_size = False
+        self._knows_sizes = bool(settings.max_hash_slot_num and settings.max_index_num)
         wanted = file_size(settings.index_slot_count, settings.index_item_capacity)
         for name, size in disk.files(root / INDEX).items():
             path = root / INDEX / name
@@ -193,8 +194,11 @@ class IndexCheck:
         self._report.add(Problem("index", str(path), position, expected, found, next_step))
 
     def _sizes_step(self) -> str:
+        """The index is built again with slots and items that were given or noted, or that another file shows."""
+        if self._knows_sizes:
+            return REPAIR
         step = remove_index_step(self._root / INDEX)
-        return f"give max_hash_slot_num and max_index_num as the store was written with; if the file was cut, {step}"
+        return f"give max_hash_slot_num and max_index_num as the store was written with; if the file is damaged, {step}"
 
     def check(self, chunk: Chunk) -> None:
         """Compare the items of these records."""
