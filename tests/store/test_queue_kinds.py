@@ -163,6 +163,15 @@ def test_without_the_settings_the_property_is_a_property_like_others(tmp_path: P
         assert store.queues() == [("parent", 0)]
 
 
+def test_without_the_settings_a_store_with_light_queues_says_what_to_set(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.put("parent", b"", properties={MULTI_DISPATCH: "%LMQ%a"})
+    with opened(tmp_path / "store", enable_lmq=False, enable_multi_dispatch=False) as store:
+        with pytest.raises(IllegalMessage, match="--set enable_lmq=true --set enable_multi_dispatch=true"):
+            store.put("parent", b"", properties={MULTI_DISPATCH: "%LMQ%a"})
+        store.put("parent", b"")
+
+
 def test_properties_that_the_offsets_make_too_long_are_refused(tmp_path: Path) -> None:
     names = [f"%LMQ%{number:04d}" for number in range(2900)]
     with opened(tmp_path / "store", mapped_file_size_commit_log=1 << 17) as store:

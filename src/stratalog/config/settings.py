@@ -145,8 +145,8 @@ class StoreSettings:
             )
         if self.enable_lmq != self.enable_multi_dispatch:
             raise ConfigurationError(
-                "enable_lmq and enable_multi_dispatch go together: the first gives messages their offsets in light "
-                "queues, the second writes the queues"
+                "enable_lmq and enable_multi_dispatch go together, set both or neither: the first gives messages their "
+                "offsets in light queues, the second writes the queues"
             )
         for name, check in (("message_delay_level", names.delay_table_ms), ("store_host", message.Host.parse)):
             value = getattr(self, name)

@@ -65,18 +65,21 @@ def special_of(queue: "Queue", record: Record) -> Special | None:
     names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").strip()
     if is_light(queue.topic) and queue.store.settings.dispatches_light_queues:
         raise IllegalMessage(
-            f"{queue.topic!r} is a light queue: put to a topic and name it in {MULTI_DISPATCH}; nothing was written"
+            f"{queue.topic!r} is a light queue: put to another topic, with the queue's name in "
+            f"{MULTI_DISPATCH}; nothing was written"
         )
     if not names or kind == QueueKind.PLAIN or kind == QueueKind.SCHEDULE:
         return None
     if kind == QueueKind.BATCH:
         raise IllegalMessage(
-            f"{queue.topic!r} is a batch topic: its messages stand in no light queues; drop {MULTI_DISPATCH}"
+            f"{queue.topic!r} is a batch topic, whose messages cannot be in light queues: leave out "
+            f"{MULTI_DISPATCH}; nothing was written"
         )
     if not queue.store.settings.dispatches_light_queues:
         raise IllegalMessage(
-            "this store has light queues: open it with enable_lmq=True and enable_multi_dispatch=True to put a message "
-            f"with {MULTI_DISPATCH}; nothing was written"
+            f"a message with {MULTI_DISPATCH} needs both enable_lmq and enable_multi_dispatch in a store with light "
+            "queues: open it with both set to True (--set enable_lmq=true --set enable_multi_dispatch=true); nothing "
+            "was written"
         )
     return _LightQueues(queue, [queue.store.queue(name, LIGHT_QUEUE_ID) for name in light_names(names)])
 
