@@ -1,8 +1,8 @@
 """Puts after a damaged record are kept, but perhaps not by RocketMQ: opening, the log and the command say so."""
 
 import json
-import re
 import logging
+import re
 import shutil
 import subprocess
 import sys

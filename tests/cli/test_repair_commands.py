@@ -93,7 +93,7 @@ def test_repair_shows_its_plan_and_waits(damaged: Path, call: Call) -> None:
     assert result.exit_code == 1
     for part in (
         "19 records, 19 messages in queues",
-        "14 of them stand after damage",
+        "14 records after damage",
         "1 message: orders/1 at 2",
         "nothing was changed",
     ):
@@ -334,7 +334,7 @@ def test_the_plan_of_a_rebuild_names_what_may_move_to_another_queue(kind: Kind, 
             assert [line.partition("may move  ")[2] for line in shown.stdout.splitlines() if "may move" in line] == (
                 ["; ".join(named)] if named else []
             )
-            assert "refuses where queues would lead to fewer messages" in shown.stdout
+            assert "refuses if the new queues would have fewer messages" in shown.stdout
             assert json.loads(call("rebuild", root, "--index", "--json").stdout)["mayMove"] == []
             assert prints(root) == before
             done = json.loads(call("rebuild", root, "--yes", "--json").stdout)

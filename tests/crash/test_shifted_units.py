@@ -67,7 +67,7 @@ def test_units_at_wrong_places_are_built_again(
         for number in range(2):
             with kind.open(copy, mode="r" if mend == "r" else "w") as store:
                 if mend == "w" and not number and kind in (PLAIN, EXTENDED):
-                    assert "lead to no messages of its own" in "".join(store.recovery.notes)
+                    assert "point to no messages of its own" in "".join(store.recovery.notes)
                 for key in kind.queues:
                     found, errors, _ = read_on(store.queue(*key))
                     assert not errors

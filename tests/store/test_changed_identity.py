@@ -313,7 +313,7 @@ def test_a_newest_record_that_names_the_next_place_of_another_queue_is_served_or
     assert verify(root, settings=StoreSettings.make({**SIZES, **kind.settings})).ok
     with kind.open(root, mode="r") as store:
         served = read_on(store.queue(topic, 0))[0]
-        is_named = any(f"offset 3 of {topic}/0 led to" in text for text in reports.texts)
+        is_named = any(f"offset 3 of {topic}/0 pointed to" in text for text in reports.texts)
         assert served.get(3) == Known.of(newest) or is_named or ((topic, 0), 3) in reports.stated
         for key in kind.queues if topic == "parent" else ():
             assert read_on(store.queue(*key))[0] == content.queues[key]

@@ -102,7 +102,7 @@ def test_a_rotten_body_is_not_served_by_id_nor_by_key(open_store: OpenStore) -> 
             assert ([hit.queue_offset for hit in hits], hits.more) == (intact, False)
             [error] = hits.damaged
             assert (error.path, error.position) == (str(file.path), start)
-            for part in (f"queue t/0 offset {ROTTEN}, log offset {message.commit_log_offset}", "checksum", "verify"):
+            for part in (f"queue t/0 offset {ROTTEN}, log offset {message.commit_log_offset:,}", "checksum", "verify"):
                 assert part in str(error)
     many = store.query_many("t", ["k1", f"k{ROTTEN}", "k2", "all"])
     assert [[hit.queue_offset for hit in hits] for hits in many.values()] == [[1], [], [2], whole]

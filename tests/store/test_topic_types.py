@@ -197,7 +197,7 @@ def test_the_step_of_a_cut_topics_json_leads_to_one_with_the_batch_topics(tmp_pa
     assert not plan.unmended
     aside, enter = plan.actions
     assert aside.kind == "aside"
-    assert described(enter) == "enter topics of type BatchCQ with queues into config/topics.json: batches"
+    assert described(enter) == "add topics of type BatchCQ that have queues to config/topics.json: batches"
     file.unlink()
     assert plan_repair(tmp_path).actions == [enter]
     file.write_bytes(whole[:60])

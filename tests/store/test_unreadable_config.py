@@ -174,7 +174,7 @@ def test_the_plan_says_what_is_set_aside_and_what_is_lost_with_it(tmp_path: Path
         ("consumerFilter.json", "what only it held"),
     ):
         text = texts[f"{CONFIG}/{name}"]
-        assert text.startswith(f"set {CONFIG}/{name} aside, without a copy that can be read: ")
+        assert text.startswith(f"set {CONFIG}/{name} aside, which cannot be read: ")
         assert lost in text.split("; lost: ")[1]
     assert "lost" not in texts[f"{CONFIG}/{TOPICS}{COPY}"]
     for problem in verify(tmp_path).problems:
@@ -187,7 +187,7 @@ def test_the_plan_says_what_is_set_aside_and_what_is_lost_with_it(tmp_path: Path
     shown = json.loads(done.stdout)
     assert shown["ok"]
     assert not shown["cannotBeMended"]
-    assert "enter topics of type BatchCQ" in shown["actions"][-1]["does"]
+    assert "add topics of type BatchCQ" in shown["actions"][-1]["does"]
 
 
 @pytest.mark.parametrize("name", [TOPICS, TOPICS + COPY])

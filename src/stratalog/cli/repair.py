@@ -142,19 +142,19 @@ def rebuild(
         if as_json:
             show_json({"parts": parts, "done": False, "mayMove": moving})
         else:
-            print(f"would build anew from the log: {', '.join(parts)}")
+            print(f"would rebuild from the log: {', '.join(parts)}")
             if moving:
                 print(pairs({"may move": "; ".join(map(clean, moving))}))
             print(
-                "the log was not read yet: the run tells of damage and of what moved, and refuses where queues would "
-                "lead to fewer messages\nadd --yes to do it; the log is not changed"
+                "the log has not been read yet: the run reports damage and what moved, and refuses if the new queues "
+                "would have fewer messages than the old ones\nadd --yes to do it; the log is not changed"
             )
         return
     begin = time.perf_counter()
     with Progress("rebuild") as progress:
         rebuilt = build(store, settings=settings, parts=parts, progress=progress.of_opening)
     seconds = time.perf_counter() - begin
-    with shows_what_is_done(f"{', '.join(rebuilt.parts)} of {store} are built anew"):
+    with shows_what_is_done(f"{', '.join(rebuilt.parts)} of {store}: rebuilt"):
         if as_json:
             show_json(_rebuilt_json(rebuilt) | {"seconds": round(seconds, 3)})
         else:
@@ -255,7 +255,7 @@ def _show_plan(plan: "RepairPlan", *, acting: bool = False) -> None:
     if plan.mended_count:
         shown["restored"] = f"{counted(plan.mended_count, 'record')} of them, by units, neighbours or other fields"
     if plan.behind_count:
-        shown["saved"] = f"{plan.behind_count:,} of them stand after damage: RocketMQ would drop them"
+        shown["saved"] = f"{counted(plan.behind_count, 'record')} after damage, which RocketMQ would drop"
     if size:
         shown["set aside"] = f"{size_text(size)} that no message can be read from"
     if plan.lost:

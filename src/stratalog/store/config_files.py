@@ -74,7 +74,7 @@ def read_config(directory: Path, name: str, disk: Disk) -> Config:
         return Config(spare, f"{main} {error or 'is missing'}: {copy.name} was read, the state before the last change")
     if error is None and spare_error in (None, _EMPTY):
         return Config({})
-    and_then = " and enter the topics of type BatchCQ" if name == TOPICS else ""
+    and_then = " and add the topics of type BatchCQ" if name == TOPICS else ""
     raise CorruptData(
         f"neither {main} ({error or 'is missing'}) nor {copy} ({spare_error or 'is missing'}) can be read: restore one "
         f"of them from a backup, or let {command('repair', directory.parent)} set them aside{and_then}",

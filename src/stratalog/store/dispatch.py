@@ -486,7 +486,7 @@ class Dispatcher:
         )
         if not is_near or not self._may_fill(queue, queue_offset):
             place = LeftOut(commit_log_offset, queue.topic, queue.queue_id, queue_offset)
-            self._leave_out(place, f"it is too far behind {queue.end_offset:,}")
+            self._leave_out(place, f"it is too far after {queue.end_offset:,}")
             return False
         if queue_offset > queue.end_offset:
             self.gap_count += 1

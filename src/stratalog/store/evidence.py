@@ -96,7 +96,7 @@ def check_belonging(log: CommitLog, dispatcher: Dispatcher) -> None:
         answers = [_finds_its_messages(log, queue, begin) for queue in asked]
         if False in answers and True not in answers and not _was_repaired(log, begin):
             raise CorruptData(
-                f"the queues' units lead to other messages than the file has, which begins with offset "
+                f"the queues' units point to other messages than the file has, which begins with offset "
                 f"{record.queue_offset:,} of {_topic_of(record)}/{record.queue_id}: directories of queues were renamed "
                 "or exchanged, or the file is of another store. Rename or exchange them back, or put the right file "
                 f"back; {command('repair', log.directory.parent)} says whether queues can be built again from the log "
@@ -197,7 +197,7 @@ def drop_torn(
         if not agrees(queue, *newest):
             if before and not is_filler(*before[0][1][1:3]) and not agrees(queue, *before[0]):
                 dispatcher.notes.append(
-                    f"{queue.topic}/{queue.queue_id}: its newest units lead to no messages of its own; all queues are "
+                    f"{queue.topic}/{queue.queue_id}: its newest units point to no messages of its own; all queues are "
                     "built again"
                 )
                 return None

@@ -900,11 +900,12 @@ class MessageStore(Uncopied):
             if name == topic:
                 at = units.offset_of(commit_log_offset)
                 if at < units.end_offset and units.unit(at)[0] == commit_log_offset:
-                    place = f"queue {name}/{queue_id} offset {at}, "
+                    place = f"queue {name}/{queue_id} offset {at:,}, "
         return damaged_record(
             self.log, commit_log_offset,
-            f"{place}log offset {commit_log_offset}: a message that the index has for key {shown(key)} cannot be read",
-            f". {command('verify', self.root)} tells what else is damaged",
+            f"{place}log offset {commit_log_offset:,}: a message that the index has for key {shown(key)} cannot be "
+            "read",
+            f". {command('verify', self.root)} shows what else is damaged",
         )  # fmt: skip
 
     def candidates(self, topic: str, *, key: str, begin: Moment = 0, end: Moment = TIME_MAX) -> Iterator[int]:
@@ -930,5 +931,5 @@ class MessageStore(Uncopied):
         log, commit_log_offset = self.log, exact_int("commit_log_offset", commit_log_offset, ConfigurationError)
         end = self._readable_end
         if not log.first_offset <= commit_log_offset < end:
-            raise CorruptData(f"log offset {commit_log_offset} is outside [{log.first_offset}, {end})")
+            raise CorruptData(f"log offset {commit_log_offset:,} is outside [{log.first_offset:,}, {end:,})")
         return self.log.message(commit_log_offset)

@@ -116,13 +116,13 @@ def record_at(log: "CommitLog", commit_log_offset: int, topic: str | None = None
         file, position = log.file_at(commit_log_offset)
     except IndexError:
         raise CorruptData(
-            f"log offset {commit_log_offset} is outside [{log.first_offset}, {log.end_offset})",
+            f"log offset {commit_log_offset:,} is outside [{log.first_offset:,}, {log.end_offset:,})",
             path=str(log.directory),
             position=commit_log_offset,
         ) from None
     message = _checked(file, position, commit_log_offset - position, topic)
     if message is None:
-        raise damaged_record(log, commit_log_offset, f"no message of log offset {commit_log_offset} stands there")
+        raise damaged_record(log, commit_log_offset, f"no message with log offset {commit_log_offset:,} is there")
     return message
 
 
@@ -134,7 +134,7 @@ def damaged_range(log: "CommitLog", begin: int, end: int) -> CorruptData:
         path = file.path
     return CorruptData(
         f"log offsets {begin:,} to {end - 1:,} are damaged, and may have held messages with the key. "
-        f"{command('verify', log.directory.parent)} tells more",
+        f"{command('verify', log.directory.parent)} shows more",
         path=str(path), position=position,
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ _WORDS = {
     ScanStatus.BAD_SIZE: "the record's size cannot be",
     ScanStatus.BAD_BODY_SIZE: "the body's size cannot be",
     ScanStatus.BAD_LENGTHS: "its lengths do not add up",
-    ScanStatus.BAD_OFFSET: "it says that it stands elsewhere",
+    ScanStatus.BAD_OFFSET: "it has another log offset",
     ScanStatus.BAD_CRC: "the body is not the one that was put (its checksum differs)",
     ScanStatus.BAD_RECORD_CRC: "the record is not the one that was put (its checksum differs)",
 }
@@ -208,11 +208,11 @@ def not_there(
     """The error of a unit that leads to no whole record of its queue."""
     log = queue.store.log
     next_offset = max(next_offset, queue_offset + 1)
-    what = f"queue {queue.topic}/{queue.queue_id} offset {queue_offset}"
+    what = f"queue {queue.topic}/{queue.queue_id} offset {queue_offset:,}"
     if next_offset > queue_offset + 1:
         what += f" to {next_offset - 1}"
     advice = (
-        f"read on from offset {next_offset}; {command('verify', queue.store.root)} tells what else is damaged, and "
+        f"read on from offset {next_offset:,}; {command('verify', queue.store.root)} shows what else is damaged, and "
         "whether the queue should be rebuilt from the log"
     )
     try:

@@ -241,7 +241,7 @@ def recover(
             spans, end = _reported(walk.spans(), meter), found.end_offset
         if past_end:
             raise CorruptData(
-                f"the store was closed properly, and {past_end.topic}/{past_end.queue_id} leads to messages after the "
+                f"the store was closed properly, and {past_end.topic}/{past_end.queue_id} points to messages after the "
                 f"log's last file, which ends at offset {limit:,}: restore the newest files of {COMMIT_LOG}/. To go on "
                 f"without those messages, run {command('repair', log.directory.parent)}: it keeps the queue offsets "
                 "that the queues still tell",
@@ -328,13 +328,13 @@ def recover(
             is_deleted = _begins_with_deleted(log, queue, begins.get((queue.topic, queue.queue_id)))
             if is_deleted and begin > log.first_offset:
                 dispatcher.notes.append(
-                    f"{queue.topic}/{queue.queue_id}: its first unit is damaged and leads to a message of a topic that "
-                    f"was deleted. Run {command('repair', log.directory.parent)}"
+                    f"{queue.topic}/{queue.queue_id}: its first unit is damaged and points to a message of a topic "
+                    f"that was deleted. Run {command('repair', log.directory.parent)}"
                 )
             if isinstance(queue, ConsumeQueue) and queue.is_replaced:
                 dispatcher.notes.append(
-                    f"{queue.topic}/{queue.queue_id}: its units lead to expired messages alone, though the log has its "
-                    "newest one: its files were replaced. It is built again from the log"
+                    f"{queue.topic}/{queue.queue_id}: its units point to expired messages alone, though the log has "
+                    "its newest one: its files were replaced. It is built again from the log"
                 )
                 queue.rewind(0)
             queue.rewind(log.first_offset if is_deleted and begin == log.first_offset else min(kept_end, end))
@@ -375,8 +375,8 @@ def recover(
             has_record = dropped is None or dropped.record is not None
             led_to = "a message that names another place" if has_record else "a place without a whole record"
             dispatcher.notes.append(
-                f"{queue.topic}/{queue.queue_id}: its newest unit led to {led_to}. The record was damaged since it was "
-                f"put, or the files are another queue's. Offset {one.given_end - 1:,} is not given again here"
+                f"{queue.topic}/{queue.queue_id}: its newest unit pointed to {led_to}. The record was damaged since it "
+                f"was put, or the files are another queue's. Offset {one.given_end - 1:,} is not given again here"
             )
         if queue.end_offset < given:
             lost_count, lost_size = given - queue.end_offset, end - log.first_offset
@@ -411,8 +411,8 @@ def recover(
         report.lost_ends = ahead
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
-            f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Those messages are lost, "
-            "and their offsets may be given again"
+            f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Unless those units "
+            "are damaged, the messages are lost and their offsets may be given again"
         )
     return report
 

@@ -219,8 +219,8 @@ def guess_text(guessed: Mapping[str, int]) -> str:
     """A note for people."""
     taken = ", ".join(f"{name}={size}" for name, size in guessed.items())
     return (
-        f"no file shows these sizes, or a single one that may have been cut: {taken} were taken. If a broker uses this "
-        "store with other ones, open it with those"
+        f"sizes taken without proof: {taken} (no file has them, or only one, which may have been cut). If a broker "
+        "uses this store with other sizes, open it with those"
     )
 
 

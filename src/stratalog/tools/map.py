@@ -137,7 +137,7 @@ def _lost_end(found: StoreMap, settings: StoreSettings, disk: PrivateDisk) -> It
         ends.append(known_end(found.root, log, settings, disk))
     if max(ends, default=0) > found.log_end:
         yield (
-            f"the log ends at offset {found.log_end:,}, and queues, checkpoint or index tell that it reached "
+            f"the log ends at offset {found.log_end:,}, but queues, checkpoint or index show that it reached "
             f"{max(ends):,}: {command('verify', found.root)} says what is missing"
         )
 

@@ -131,8 +131,8 @@ class Rebuilt:
         if not self.ahead_count:
             return ""
         return (
-            f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; those are "
-            "lost, and their offsets may be given again"
+            f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; they "
+            "are lost, and their offsets may be given again"
         )
 
 
@@ -227,7 +227,7 @@ def rebuild_locked(
         end = known_end(root, log, settings, disk)
         if end and not may_serve_less:
             raise CorruptData(
-                f"the log ends at offset {log.end:,}, and checkpoint or index tell that it reached {end:,}: "
+                f"the log ends at offset {log.end:,}, but checkpoint or index show that it reached {end:,}: "
                 f"{_restore_step(root)}",
                 path=str(root / names.COMMIT_LOG),
             )
@@ -330,7 +330,7 @@ def _refuse_to_empty(root: Path, disk: Disk) -> None:
         for units in written_units(directory, layout, disk)
     ):
         raise CorruptData(
-            "not one whole record is in the log, and queues lead to some: restore it from a copy. Nothing was changed",
+            "not one whole record is in the log, and queues point to some: restore it from a copy. Nothing was changed",
             path=str(root / names.COMMIT_LOG),
         )
 
@@ -589,7 +589,7 @@ def _has_queue(record: Record) -> bool:
 
 def _led_text(end: QueueEnd, number: int, record: Record) -> str:
     return (
-        f"offset {number:,} of {end.topic}/{end.queue_id} led to the record at log offset "
+        f"offset {number:,} of {end.topic}/{end.queue_id} pointed to the record at log offset "
         f"{record.commit_log_offset:,}, which says that it has offset {record.queue_offset:,} in "
         f"{record.topic.decode(errors='replace')}/{record.queue_id}"
     )
@@ -694,7 +694,7 @@ def _carry_over(
                 is_kept, lost_end = forgotten(old, new, QUEUE_LAYOUTS[right], log)
                 if lost_end and is_cut and not may_forget:
                     raise CorruptData(
-                        f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} leads to a message up to "
+                        f"the log ends at offset {log.end:,}, and queue {topic}/{queue_id} points to a message up to "
                         f"{lost_end:,}: {_restore_step(root)}",
                         path=str(old),
                     )

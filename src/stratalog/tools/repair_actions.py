@@ -76,9 +76,9 @@ def described(action: Action) -> str:
         case "config":
             return f"restore {action.path} from {Path(action.path).name}{BACKUP}"
         case "aside":
-            return f"set {action.path} aside, without a copy that can be read: {action.reason}"
+            return f"set {action.path} aside, which cannot be read: {action.reason}"
         case "enter":
-            return f"enter topics of type BatchCQ with queues into {action.path}: {action.reason}"
+            return f"add topics of type BatchCQ that have queues to {action.path}: {action.reason}"
         case "remove":
             return f"remove {action.path}: {action.reason}"
         case _:

@@ -122,8 +122,8 @@ def check_files(
     for path, expected, found in misplaced(root):
         _add(report, path, expected, found, MISPLACED)
     if not (root / names.SNAPSHOT).is_dir() and not has_whole_snapshot(root, disk):
-        step = "remove it: it is written anew when the store is closed"
-        _add(report, root / names.SNAPSHOT, "what its CRC says", "other bytes", step)
+        step = "remove it: it is written again when the store is closed"
+        _add(report, root / names.SNAPSHOT, "content that has the CRC in it", "other content", step)
     for tree in QUEUE_TREES:
         for _, _, directory in queue_directories(root, tree, disk):
             _check_directory(directory, queue_file_size(settings, tree), REPAIR, disk, report)
@@ -233,7 +233,7 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
         else:
             step = "restore the file from a copy, or let `stratalog repair STORE` set it aside"
             if path.name == TOPICS and Topics(root, disk).batch_topics:
-                step += " and enter the topics of type BatchCQ"
+                step += " and add the topics of type BatchCQ"
             what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
         _add(report, path, "configuration that can be read", what, step, part="config")
 

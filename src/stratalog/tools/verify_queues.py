@@ -130,7 +130,7 @@ def _begins(root: Path, disk: PrivateDisk, report: VerifyReport) -> dict[QueueKe
         return queue_begins(root, disk)
     except CorruptData as error:
         step = str(error).removeprefix(f"{error.path}: ")
-        report.add(Problem("queue", error.path, 0, "queues that lead to their own messages", "others", step))
+        report.add(Problem("queue", error.path, 0, "queues that point to their own messages", "others", step))
         return {}
 
 
@@ -340,7 +340,7 @@ class QueueCheck:
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             path, position = queue.files.place(queue.next + begin)
             what = f"{counted(end - begin, 'unit')} of queue {queue.files.name} from unit {queue.next + begin:,} on"
-            self._report.add(Problem("queue", path, position, what, "zeros", REPAIR))
+            self._report.add(Problem("queue", path, position, what, "none", REPAIR))
 
     def _pass_gap(self, chunk: Chunk, number: int) -> bool:
         """The next record of a queue is further on than its queue: messages between are lost, or stand in damage.
