@@ -197,7 +197,7 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     if shown["dispatchBehind"]:
         heading["behind"] = f"{size_text(shown['dispatchBehind'])} of the log are in no queue yet"
     if log["damagedAt"] is not None:
-        heading["damaged"] = f"at log offset {log['damagedAt']:,}: stratalog verify tells more"
+        heading["damaged"] = f"at log offset {log['damagedAt']:,}: see `stratalog verify`"
     if shown.get("notes"):
         heading["note"] = "; ".join(map(clean, shown["notes"]))
     if "lag" in shown:

@@ -43,7 +43,7 @@ PlaceArgument = Annotated[
     str, typer.Argument(parser=_given_place, metavar="PLACE", help="Directory of a message store, or of a tier.")
 ]
 TierFlag = Annotated[
-    bool, typer.Option("--tier", help="PLACE is a tier (found by itself where the directory's content tells).")
+    bool, typer.Option("--tier", help="PLACE is a tier (detected from the directory's content where that is clear).")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SettingsOption = Annotated[

@@ -273,7 +273,7 @@ class LogScan:
         return CorruptData(
             f"the log ends at offset {end:,}, but it once held messages up to {self._vouched_end:,}: restore what is "
             f"missing. To go on without those messages, run {command('repair', self._log.directory.parent)}: it keeps "
-            "the queue offsets that the queues still tell",
+            "the queue offsets that the queues still show",
             path=str(self._log.directory),
             position=end,
         )

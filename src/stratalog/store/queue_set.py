@@ -80,7 +80,7 @@ class QueueSet:
         if 0 <= newest < self._log.first_offset:
             raise CorruptData(
                 f"it holds units of a ConsumeQueue, which belong below {CONSUME_QUEUE}/, and no message of the log "
-                f"tells the queue's next offset: {command('repair', self.root)} moves it there",
+                f"shows the queue's next offset: {command('repair', self.root)} moves it there",
                 path=str(moved),
             )
 

@@ -244,7 +244,7 @@ def recover(
                 f"the store was closed properly, and {past_end.topic}/{past_end.queue_id} points to messages after the "
                 f"log's last file, which ends at offset {limit:,}: restore the newest files of {COMMIT_LOG}/. To go on "
                 f"without those messages, run {command('repair', log.directory.parent)}: it keeps the queue offsets "
-                "that the queues still tell",
+                "that the queues still show",
                 path=str(log.directory),
             )
         is_empty = found.torn_size > 0 and end == log.first_offset

@@ -482,7 +482,7 @@ class Evidence:
             is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
             if (led > 1 and queued > 1 and not self.agreed_in[number]) or is_shifted:
                 raise CorruptData(
-                    f"{sum(missed) if is_shifted else led:,} queue units that lead into this file do not match its "
+                    f"{sum(missed) if is_shifted else led:,} queue units that point into this file do not match its "
                     "records: the file is of another store, or files or directories of queues were exchanged. Put the "
                     f"right file back; if it is the queues, {self._exchanged_step()}",
                     path=str(self._root / COMMIT_LOG / offset_name(number * self.file_size)),

@@ -131,7 +131,7 @@ class Rebuilt:
         if not self.ahead_count:
             return ""
         return (
-            f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; they "
+            f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; the messages "
             "are lost, and their offsets may be given again"
         )
 
@@ -315,7 +315,7 @@ def _log_begin(root: Path, disk: Disk) -> int:
 def _restore_step(root: Path) -> str:
     return (
         f"restore the newest files of {names.COMMIT_LOG}/. To go on without such messages run "
-        f"{command('repair', root)}, which keeps the queue offsets that the queues tell. Nothing was changed"
+        f"{command('repair', root)}, which keeps the queue offsets that the queues show. Nothing was changed"
     )
 
 

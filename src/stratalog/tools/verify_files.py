@@ -32,7 +32,7 @@ UNDER_REPAIR = b"stratalog repair of a store that was closed properly"
 UNDER_REPAIR_UNCLEAN = b"stratalog repair of a store that was not closed properly"
 _RESTORE = (
     "restore the files of commitlog/ that are missing or were replaced; without them their messages are lost, and "
-    "`stratalog repair STORE` keeps the queue offsets that the queues still tell"
+    "`stratalog repair STORE` keeps the queue offsets that the queues still show"
 )
 SINGLE_FILES = (
     names.LOCK, names.ABORT, names.ABORT + UNFINISHED, names.CHECKPOINT, names.SNAPSHOT, names.SIZES
