@@ -8,7 +8,7 @@ import typer
 
 from stratalog.cli.output import clean, pairs, show_json, size_text, table, time_text
 from stratalog.cli.place import JsonFlag, PlaceArgument, SettingsOption, TierFlag, is_tier, settings_of, warm_up
-from stratalog.errors import counted
+from stratalog.errors import command, counted
 
 if TYPE_CHECKING:
     from stratalog.tiered import TieredStore
@@ -197,7 +197,7 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     if shown["dispatchBehind"]:
         heading["behind"] = f"{size_text(shown['dispatchBehind'])} of the log are in no queue yet"
     if log["damagedAt"] is not None:
-        heading["damaged"] = f"at log offset {log['damagedAt']:,}: see `stratalog verify`"
+        heading["damaged"] = f"at log offset {log['damagedAt']:,}: see {command('verify', shown['path'])}"
     if shown.get("notes"):
         heading["note"] = "; ".join(map(clean, shown["notes"]))
     if "lag" in shown:
