@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratalog.errors import CorruptData, counted
+from stratalog.errors import CorruptData, command, counted
 from stratalog.layout.names import offset_name, offset_of
 from stratalog.store.disk import Disk
 from stratalog.store.open_files import OpenFiles
@@ -47,6 +47,12 @@ class QueueFiles:
                     + other_size_step(self._setting, self.file_size, self._root, self._disk),
                     path=str(self.directory / name),
                     position=size,
+                )
+            if start % self.file_size:
+                raise CorruptData(
+                    f"no file of {self.file_size:,} bytes has that name: rename it back, or let "
+                    f"{command('repair', self._root)} build the queue again",
+                    path=str(self.directory / name),
                 )
             self.starts.append(start)
         for number in range(1, len(self.starts)):

@@ -24,7 +24,15 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
 from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
-from stratalog.layout.message import HEAD, LOST_FLAG, MAGIC_V2, TOPIC_LENGTH_V1, Record, decode_record
+from stratalog.layout.message import (
+    HEAD,
+    LOST_FLAG,
+    MAGIC_V2,
+    TOPIC_LENGTH_V1,
+    Record,
+    decode_record,
+    queue_offset_limit,
+)
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, is_topic, offset_name, offset_of
 from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
@@ -452,6 +460,9 @@ class Evidence:
         trusted &= bool(agreeing.any() or other.sum() <= 1)
         claims = self.light_claims if is_light(queue.key[0]) else self.claims
         trusted &= not (is_light(queue.key[0]) and self._are_of_another(queue, numbers, offsets, sizes, agrees))
+        if log_begin and not queue.is_batch:  # a batch's unit says its queue offset, others say it by the file's name
+            own = np.isin(offsets, queue.offsets[queue.numbers <= queue_offset_limit(queue.offsets)])
+            trusted &= ~own | (agreeing > 0)[files]  # where no unit of a file agrees, the record has the say
         trust = agreeing - other
         for number, offset, size, count, file in zip(
             *(column[trusted].tolist() for column in (numbers, offsets, sizes, counts, files)), strict=True
