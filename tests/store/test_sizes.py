@@ -26,6 +26,7 @@ from stratalog.store.message_store import MessageStore
 from stratalog.store.sizes import SMALL_FILES, sized
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
+from stratalog.tools.repair_actions import described
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
@@ -709,3 +710,46 @@ def test_repair_cuts_no_messages_off_because_a_note_says_so(tmp_path: Path) -> N
     assert repair(plan_repair(tmp_path)).ok
     with stratalog.open(tmp_path) as store:
         assert len(list(store.queue("t").read())) == 50
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "zeros after it": lambda data: data + bytes(100),
+    "zeros over it": lambda data: bytes(len(data)),
+    "zeros over its end": lambda data: data[:9] + bytes(len(data) - 9),
+    "cut": lambda data: data[:-1],
+    "empty": lambda data: b"",
+    "spaces": lambda data: b"  ",
+    "a list": lambda data: b"[1]",
+    "text for a number": lambda data: b'{"mapped_file_size_commit_log":"50000"}',
+    "no setting": lambda data: b'{"mapped_file_size_commit_logs":50000}',
+    "no size": lambda data: b'{"mapped_file_size_commit_log":-1}',
+    "no UTF-8": lambda data: b'{"mapped_file_size_commit_l\xff":50000}',
+}
+
+
+@pytest.mark.parametrize("road", ["repair", "open", "rebuild"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_note_of_sizes_is_reported_and_set_aside(damage: str, road: str, tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **TINY) as store:
+        store.put("t", b"a", tags="b")
+    path = tmp_path / names.SIZES
+    damaged = DAMAGES[damage](path.read_bytes())
+    path.write_bytes(damaged)
+    (problem,) = verify(tmp_path).problems
+    assert (problem.part, problem.path) == ("config", str(path))
+    assert "set it aside" in problem.next_step
+    if road == "open":
+        with stratalog.open(tmp_path, **TINY):
+            pass
+    elif road == "rebuild":
+        rebuild(tmp_path, settings=StoreSettings.make(TINY))
+    else:
+        (action,) = (plan := plan_repair(tmp_path)).actions
+        assert described(action).startswith(f"set {names.SIZES} aside")
+        assert "lost: the sizes that no file shows" in described(action)
+        assert repair(plan).ok
+        assert (tmp_path / names.QUARANTINE / names.SIZES).read_bytes() == damaged
+    assert verify(tmp_path).ok
+    assert not plan_repair(tmp_path).actions
+    with stratalog.open(tmp_path, **TINY) as store:
+        assert [message.body for message in store.queue("t").read()] == [b"a"]

@@ -300,10 +300,33 @@ def noted_sizes(root: Path, disk: Disk) -> dict[str, int]:
     return _noted(root, disk, guessed=False)
 
 
-def _noted(root: Path, disk: Disk, *, guessed: bool) -> dict[str, int]:
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, ConfigurationError, CorruptData):
-        noted = msgspec.json.decode(disk.read(root / names.SIZES) or b"{}", type=dict[str, int])
+def noted_fault(root: Path, disk: Disk) -> str | None:
+    """Why the file with the noted sizes cannot be read; None when it can, or is not there."""
+    try:
+        _stored_notes(root, disk)
+    except CorruptData as error:
+        return str(error)
+    return None
+
+
+def _stored_notes(root: Path, disk: Disk) -> dict[str, int]:
+    """Raises `CorruptData`."""
+    content = disk.read(root / names.SIZES)
+    if not content:
+        if content is None:
+            return {}
+        raise CorruptData("an empty file")
+    try:
+        noted = msgspec.json.decode(content, type=dict[str, int])
         StoreSettings.make({name.removeprefix(_GUESSED): size for name, size in noted.items()})
+    except (msgspec.MsgspecError, UnicodeDecodeError, ConfigurationError) as error:
+        raise CorruptData(f"no sizes of files ({error})") from error
+    return noted
+
+
+def _noted(root: Path, disk: Disk, *, guessed: bool) -> dict[str, int]:
+    with contextlib.suppress(CorruptData):
+        noted = _stored_notes(root, disk)
         prefix = _GUESSED if guessed else ""
         return {name: noted[prefix + name] for name in SMALL_FILES if prefix + name in noted}
     return {}

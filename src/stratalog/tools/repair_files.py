@@ -17,6 +17,7 @@ from stratalog.layout.names import (
 from stratalog.store.config_files import WHAT_IS_LOST
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.store.log_scan import cut_text, ends_after, runs_past_end
+from stratalog.store.sizes import noted_fault
 from stratalog.tools.repair_actions import Action
 from stratalog.tools.survey import CUT, MISSING, survey_file
 from stratalog.tools.verify_files import BACKUP, config_directories, config_fault, config_files, left_over
@@ -97,6 +98,8 @@ def _plan_config(root: Path, disk: PrivateDisk) -> tuple[list[Action], list[str]
             actions.append(Action("config", f"{CONFIG}/{path.name}", reason=fault))
         else:
             actions += _set_aside(path, fault, copy, copy_fault)
+    if fault := noted_fault(root, disk):
+        actions.append(Action("aside", SIZES, reason=f"{fault}; lost: the sizes that no file shows"))
     return actions, unmended
 
 

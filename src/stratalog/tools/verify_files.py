@@ -19,6 +19,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
+from stratalog.store.sizes import noted_fault
 from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
@@ -38,6 +39,7 @@ SINGLE_FILES = (
     names.LOCK, names.ABORT, names.ABORT + UNFINISHED, names.CHECKPOINT, names.SNAPSHOT, names.SIZES
 )  # fmt: skip
 MISPLACED = "remove it, or move it out of the store; what belongs there is made again when it is needed"
+_SET_ASIDE = "restore the file from a copy, or let `stratalog repair STORE` set it aside"
 _AWAY = "move the file out of the directory: RocketMQ takes every file there for one of its own and does not start"
 
 
@@ -231,11 +233,14 @@ def check_config(root: Path, disk: Disk, report: VerifyReport) -> None:
         if config_fault(backup, disk) is None:
             what, step = f"{fault}; {backup.name} is whole, the broker takes that", "`stratalog repair STORE` takes it"
         else:
-            step = "restore the file from a copy, or let `stratalog repair STORE` set it aside"
+            step = _SET_ASIDE
             if path.name == TOPICS and Topics(root, disk).batch_topics:
                 step += " and add the topics of type BatchCQ"
             what = f"{fault}, and no backup that can be read: the broker begins with an empty one or does not start"
         _add(report, path, "configuration that can be read", what, step, part="config")
+    if fault := noted_fault(root, disk):
+        what = f"{fault}: the sizes of files that are lost are not known"
+        _add(report, root / names.SIZES, "configuration that can be read", what, _SET_ASIDE, part="config")
 
 
 def check_checkpoint(root: Path, disk: Disk, report: VerifyReport) -> None:
