@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from store.damage import change
 from store.kinds import BATCH, KINDS, Content, Kind, read_on
 from store.model import QUIET, scratch_folder
 from stratalog.errors import ConfigurationError, CorruptData
+from stratalog.layout.message import decode_record
 from stratalog.layout.names import ABORT, BATCH_CONSUME_QUEUE, CONFIG, CONSUME_QUEUE, CONSUME_QUEUE_EXT, SNAPSHOT
 from stratalog.store.config_files import COPY, TOPICS
 from stratalog.store.disk import Disk
@@ -28,6 +30,11 @@ from stratalog.tools.verify import verify
 WITHOUT_THE_TOPIC = b'{"topicConfigTable":{"other":{"topicName":"other","readQueueNums":1,"writeQueueNums":1}}}'
 LACKING = ("gone", "older", "older copy only")
 """States, see below, in which `topics.json` cannot be read, or has no entry for the topic."""
+NEVER_FLUSHED: dict[str, Any] = {
+    **QUIET,
+    "flush_interval_commit_log": 3_600_000,
+    "flush_interval_consume_queue": 3_600_000,
+}
 Bytes = bytes | None
 
 
@@ -387,3 +394,85 @@ def test_a_queue_type_that_is_none_lets_no_batch_be_served_as_a_message(
                 assert read_on(store.queue(*key)) == (content.queues[key], [], set())
                 assert store.queue(*key).max_offset == len(content.queues[key])
             assert any("queue type" in note for note in store.recovery.notes)
+
+
+def batch_before_dispatch(root: Path, *, more: int = 0) -> list[bytes]:
+    """A store that was killed before the first message of its only batch topic was dispatched, and lost `config/`."""
+    live = root.with_name("live")
+    bodies = [b"one", b"two", b"three"]
+    with stratalog.open(live, small=True, **NEVER_FLUSHED) as store:
+        store.create_topic("batches", queue_type="BatchCQ")
+        store.queue("batches").put_batch(bodies, unique_key="u")
+        for number in range(more):
+            store.queue("batches").put(b"%d" % number)
+            bodies.append(b"%d" % number)
+        shutil.copytree(live, root)
+    shutil.rmtree(root / CONFIG)
+    shutil.rmtree(root / CONSUME_QUEUE, ignore_errors=True)
+    shutil.rmtree(root / BATCH_CONSUME_QUEUE, ignore_errors=True)
+    return bodies
+
+
+@pytest.mark.parametrize("road", ["read", "opened", "opened, repaired", "repaired", "rebuilt", "opened, rebuilt"])
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_batch_in_the_log_makes_a_topic_without_entry_and_queues_a_batch_topic(
+    more: int, road: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    bodies = batch_before_dispatch(root, more=more)
+    log = {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    for step in road.split(", "):
+        if step in ("read", "opened"):
+            with stratalog.open(root, mode="r" if step == "read" else "w") as store:
+                (note,) = store.recovery.notes
+                assert "topic batches: no entry in config/topics.json; it is taken to be of type BatchCQ" in note
+                assert [message.body for message in store.queue("batches").read()] == bodies
+        elif step == "rebuilt":
+            rebuild(root)
+        else:
+            plan = plan_repair(root)
+            assert {action.kind for action in plan.actions} <= {"rebuild", "enter"}
+            assert repair(plan).ok
+    assert {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()} == log
+    with stratalog.open(root) as store:
+        assert store.put("batches", b"new").queue_offset == len(bodies)
+        assert [message.body for message in store.queue("batches").read()] == [*bodies, b"new"]
+    plan = plan_repair(root)
+    assert {action.kind for action in plan.actions} <= {"enter"}
+    assert repair(plan).ok
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("state", ["closed", "killed"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_message_among_the_offsets_of_a_batch_is_moved_by_nobody_until_the_type_is_known(
+    count: int, state: str, tmp_path: Path
+) -> None:
+    """A broker that does not know the topic serves the batch as one message, and puts on after it."""
+    root, tail = tmp_path / "store", tmp_path / "tail"
+    batch_before_dispatch(root)
+    path = root / "commitlog" / f"{0:020d}"
+    with stratalog.open(tail, small=True) as store:
+        store.put("batches", b"in the place of the batch")
+        receipts = [store.put("batches", b"%d" % number) for number in range(count)]
+    data, other = bytearray(path.read_bytes()), (tail / "commitlog" / path.name).read_bytes()
+    end = decode_record(bytes(data), 0).total_size
+    for number in range(count):
+        one = decode_record(other, receipts[number].commit_log_offset)
+        moved = replace(one, commit_log_offset=end).encode()
+        data[end : end + len(moved)] = moved
+        end += len(moved)
+    path.write_bytes(data)
+    if state == "closed":
+        (root / ABORT).unlink()
+    with pytest.raises(CorruptData, match=r"'batches' has no entry.*The message at log offset"):
+        plan_repair(root)
+    with pytest.raises(CorruptData):
+        rebuild(root)
+    assert path.read_bytes() == data
+    (root / CONFIG).mkdir(exist_ok=True)
+    entry = {"topicName": "batches", "attributes": {"queue.type": "BatchCQ"}, "readQueueNums": 1, "writeQueueNums": 1}
+    (root / CONFIG / TOPICS).write_text(json.dumps({"topicConfigTable": {"batches": entry}}))
+    plan = plan_repair(root)
+    assert repair(plan).ok
+    assert plan.mended_count + len(plan.lost) == 1

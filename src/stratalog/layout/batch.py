@@ -90,6 +90,11 @@ def inner_count(properties: bytes) -> int:
     return int(text)
 
 
+def is_inner_batch(sys_flag: int, properties: bytes) -> bool:
+    """Whether a stored record is one that only a topic of type BatchCQ can have."""
+    return bool(sys_flag & SysFlag.INNER_BATCH) and find_property(properties, INNER_NUM.encode()) is not None
+
+
 def batch_size_of(sys_flag: int, properties: bytes, queue_offset: int) -> tuple[int, str]:
     """How many queue offsets a stored record of a batch topic takes, and in words what contradicts itself in it.
 

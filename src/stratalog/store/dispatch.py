@@ -19,17 +19,18 @@ from stratalog.kernels.queue_table import (
     QueueKind,
 )
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
-from stratalog.layout.batch import batch_size_of
+from stratalog.layout.batch import batch_size_of, is_inner_batch
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, Record, decode_record, queue_offset_limit
-from stratalog.layout.names import SCHEDULE_TOPIC, delay_table_ms, is_topic
+from stratalog.layout.names import CONFIG, SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.batch_queue import BatchQueue, lost_units
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
+from stratalog.store.config_files import TOPICS
 from stratalog.store.consume_queue import ConsumeQueue
 from stratalog.store.disk import MappedFile
 from stratalog.store.index_file import Index
@@ -323,7 +324,13 @@ class Dispatcher:
             status = UnitStatus(found)
             if status == UnitStatus.UNKNOWN_QUEUE:
                 record = self._record(file, first)
-                self._register(_topic_of(record), record.queue_id, record.queue_offset, record.commit_log_offset)
+                topic = _topic_of(record)
+                if is_inner_batch(record.sys_flag, record.properties) and self.queue_set.take_for_batch(topic):
+                    self._note(
+                        f"topic {topic}: no entry in {CONFIG}/{TOPICS}; it is taken to be of type BatchCQ, as its "
+                        f"first message in the log is a batch (log offset {record.commit_log_offset:,})"
+                    )
+                self._register(topic, record.queue_id, record.queue_offset, record.commit_log_offset)
             elif status == UnitStatus.BEHIND:
                 place = _place_of(self._record(file, first))
                 queue = self.queues.get((place.topic, place.queue_id))

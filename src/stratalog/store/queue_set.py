@@ -103,6 +103,12 @@ class QueueSet:
                 "its first queue is used; if it holds no messages, open the store again"
             )
 
+    def take_for_batch(self, topic: str) -> bool:
+        """Let a topic be of type BatchCQ of which only a batch in the log tells it."""
+        is_taken = is_topic(topic) and self._topics.take_for_batch(topic)
+        self.has_special |= is_taken
+        return is_taken
+
     def kind_of(self, topic: str) -> QueueKind:
         """What the records of a topic need on their way to units."""
         if topic == SCHEDULE_TOPIC:

@@ -9,7 +9,9 @@ Opening asks `Topics.is_batch` for the type of a topic, and nothing else:
                             below consumequeue/ or not               queue, without these that of the units with the
                                                                      higher queue offsets of expired ones; BatchCQ if
                                                                      they are equal. `verify` reports
-    no                      consumequeue/, or none                   SimpleCQ
+    no                      consumequeue/                            SimpleCQ
+    no                      none                                     that of its first record in the log: BatchCQ for
+                                                                     a batch, and opening says so
 
 Of which type the units in a directory are, their bytes tell, not the tree: directories may have been moved.
 
@@ -135,6 +137,14 @@ class Topics:
             return False
         config = self.configs.get(topic)
         return config.queue_type == "BatchCQ" if config else topic in self._batch_by_tree
+
+    def take_for_batch(self, topic: str) -> bool:
+        """Let a topic be of type BatchCQ, unless it is, has an entry or queues, or can have no batches."""
+        is_known = self.is_batch(topic) or topic in self.configs or is_light(topic) or topic == names.SCHEDULE_TOPIC
+        if is_known or any(self._queue_ids(tree, topic) for tree in QUEUE_LAYOUTS):
+            return False
+        self._batch_by_tree.add(topic)
+        return True
 
     @property
     def batch_topics(self) -> set[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, INNER_NUM, decode_batch_body
+from stratalog.layout.batch import INNER_BASE, INNER_FLAGS, decode_batch_body, is_inner_batch
 from stratalog.layout.message import HEAD, LOST_FLAG, Record, decode_record
 from stratalog.layout.names import CONFIG, is_topic
 from stratalog.layout.properties import find_property
@@ -47,8 +47,7 @@ def batches_outside(file: MappedFile, positions: NDArray[np.int64], topics: Topi
     for position in positions[last_bytes & int(SysFlag.INNER_BATCH) != 0].tolist():
         record = decode_record(file.view.data, position, verify=False)
         topic = record.topic.decode("utf-8", "surrogateescape")
-        has_num = find_property(record.properties, INNER_NUM.encode()) is not None
-        if has_num and is_topic(topic) and not topics.is_batch(topic):
+        if is_inner_batch(record.sys_flag, record.properties) and is_topic(topic) and not topics.is_batch(topic):
             yield topic, position
 
 
@@ -58,6 +57,17 @@ def of_wrong_type(root: Path, topic: str, commit_log_offset: int) -> CorruptData
         f"topic {topic!r} is of type SimpleCQ, and the log holds batches of it, the first at log offset "
         f"{commit_log_offset:,}: each would be served as one message. {SET_TYPE}. Then run the same command again. "
         "Nothing was changed",
+        path=str(root / CONFIG / TOPICS),
+    )
+
+
+def of_unknown_type(root: Path, topic: str, commit_log_offset: int) -> CorruptData:
+    """The error of a topic without an entry in topics.json, of which the log holds batches and a message that was put
+    as to a topic of type SimpleCQ."""
+    return CorruptData(
+        f"topic {topic!r} has no entry, and the log holds batches of it. The message at log offset "
+        f"{commit_log_offset:,} has a queue offset of theirs, as after a put without the entry: both cannot be served. "
+        f"{SET_TYPE}. Then run the same command again, which moves one of them, or sets it aside. Nothing was changed",
         path=str(root / CONFIG / TOPICS),
     )
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, IllegalMessage
-from stratalog.layout.batch import INNER_BASE, INNER_NUM, batch_size_of, inner_count
+from stratalog.layout.batch import INNER_BASE, batch_size_of, inner_count, is_inner_batch
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import (
     HEAD,
@@ -368,7 +368,7 @@ class Evidence:
         else:
             if sys_flag & SysFlag.INNER_BATCH:
                 record = decode_record(data[position : position + size], verify=False)
-                if find_property(record.properties, INNER_NUM.encode()) is not None:
+                if is_inner_batch(sys_flag, record.properties):
                     self.outside[topic].append(offset)
             if self._has_light_queues and _LIGHT in data[position : position + size]:
                 record = decode_record(data[position : position + size], verify=False)

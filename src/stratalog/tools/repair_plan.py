@@ -66,7 +66,7 @@ from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place, written
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import noted_sizes, sized, unconfirmed
 from stratalog.store.topics import Topics
-from stratalog.tools.batches import of_wrong_type
+from stratalog.tools.batches import of_unknown_type, of_wrong_type
 from stratalog.tools.evidence import Evidence
 from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced
@@ -221,7 +221,9 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
     if begins_anew:
         entered = entered | topics.unlisted_batch_topics().keys()
     if entered and (begins_anew or topics.can_change):
-        plan.actions.append(Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(entered))))
+        plan.actions.append(
+            Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(entered)))
+        )
     return plan
 
 
@@ -331,6 +333,10 @@ class _LogPlan:
             alone = [offset for offset in offsets if not evidence.claims.get(offset)]  # no unit says that it was moved
             if is_topic(topic) and alone:
                 raise of_wrong_type(plan.root, topic, alone[0])
+        guessed = plan.report.batch_topics - Topics(plan.root, self._disk).batch_topics
+        for (topic, _), queue in evidence.queues.items():
+            if topic in guessed and (places := queue.outvoted()):
+                raise of_unknown_type(plan.root, topic, int(queue.offsets[places[0]]))
         pieces = [(*piece, piece[1] - piece[0]) for damage in damages for piece in split(damage, self._file_size)]
         for begin, end in split(Damage(tail.begin, max(tail.begin, written_end), TAIL), self._file_size):
             if end > begin:  # a record's last bytes may be zeros
