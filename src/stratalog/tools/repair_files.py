@@ -14,7 +14,7 @@ from stratalog.layout.names import (
     offset_name,
     offset_of,
 )
-from stratalog.store.config_files import WHAT_IS_LOST
+from stratalog.store.config_files import TOPICS, WHAT_IS_LOST
 from stratalog.store.disk import UNFINISHED, PrivateDisk
 from stratalog.store.log_scan import cut_text, ends_after, runs_past_end
 from stratalog.store.sizes import noted_fault
@@ -110,6 +110,16 @@ def _set_aside(path: Path, fault: str, copy: Path, copy_fault: str) -> Iterator[
         if one.exists():
             yield Action("aside", f"{CONFIG}/{one.name}", reason=f"{why}{lost}")
             lost = ""
+
+
+def lost_config(root: Path) -> str:
+    """What is lost with config/topics.json, or with all of config/, in words; empty where the file or its copy is."""
+    if any((root / CONFIG / name).exists() for name in (TOPICS, TOPICS + BACKUP)):
+        return ""
+    if (root / CONFIG).is_dir():
+        return f". The file is missing; lost with it: {WHAT_IS_LOST[TOPICS]}"
+    lost = "; ".join(dict.fromkeys(WHAT_IS_LOST.values()))
+    return f". {CONFIG}/ is missing; lost with it, if a broker wrote them: {lost}"
 
 
 def _leftovers(root: Path, disk: PrivateDisk) -> Iterator[Action]:

@@ -72,7 +72,7 @@ from stratalog.tools.mending import claim_of
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced
 from stratalog.tools.rebuild import rebuild_settings
 from stratalog.tools.repair_actions import CHANGES_LOG, Action
-from stratalog.tools.repair_files import plan_files
+from stratalog.tools.repair_files import lost_config, plan_files
 from stratalog.tools.repair_fill import SMALLEST, Cover, LostMessage, in_log_order
 from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
@@ -222,7 +222,7 @@ def _plan(root: Path, settings: StoreSettings | None, progress: Progress | None)
         entered = entered | topics.unlisted_batch_topics().keys()
     if entered and (begins_anew or topics.can_change):
         plan.actions.append(
-            Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(entered)))
+            Action("enter", f"{CONFIG}/{TOPICS}", reason=", ".join(sorted(entered)) + lost_config(root))
         )
     return plan
 
