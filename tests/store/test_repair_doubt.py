@@ -745,3 +745,23 @@ def test_a_record_that_enters_no_queue_gets_no_place_by_another_queues_unit(
     with kind.open(root, mode="r") as store:
         for queue in kind.queues:
             assert read_on(store.queue(*queue)) == (content.queues[queue], [], set())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_step_for_exchanged_queues_builds_all_of_them_whatever_the_settings(kind: Kind, tmp_path: Path) -> None:
+    root, other = tmp_path / "store", tmp_path / "other"
+    content = kind.made(root, count=240)
+    with kind.open(other) as store:
+        kind.fill(store, Content(), begin=7, count=240)
+    path, *_ = sorted((root / "commitlog").iterdir())
+    whole = path.read_bytes()
+    shutil.copyfile(other / "commitlog" / path.name, path)
+    with pytest.raises(
+        CorruptData, match=f"move {kind.tree}/ away: `stratalog rebuild {root}` builds the queues again"
+    ):
+        plan_repair(root)
+    path.write_bytes(whole)
+    (root / kind.tree).rename(tmp_path / "away")
+    rebuild(root)
+    with stratalog.open(root, mode="r") as store:
+        assert {key: read_on(store.queue(*key))[0] for key in kind.queues} == content.queues

@@ -115,8 +115,8 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
                 otherwise = f". {root / names.SIZES} says so: if that is wrong, remove it"
             elif name != _LOG and usual == _DEFAULTS[name] and name not in noted:
                 otherwise = (
-                    f". If an opening guessed that size for lost files, move {root / _TREES[name][0]} away: the next "
-                    "opening builds them again from the log"
+                    f". If an opening guessed that size for lost files, move {root / _TREES[name][0]} away: "
+                    f"{command('rebuild', root)} builds them again from the log"
                 )
             raise ConfigurationError(
                 f"the files of {root / _TREES[name][0]} {have} {usual:,} bytes, not {given:,}: give that as {name}, or "

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import CorruptData, IllegalMessage
+from stratalog.errors import CorruptData, IllegalMessage, command
 from stratalog.layout.batch import INNER_BASE, batch_size_of, inner_count, is_inner_batch
 from stratalog.layout.light import LIGHT_QUEUE_ID, MULTI_DISPATCH, Place, is_light, light_places
 from stratalog.layout.message import (
@@ -503,7 +503,10 @@ class Evidence:
         if self.has_deleted or self._log_begin:  # only units tell where empty queues end
             return f"exchange them back. {ONLY_UNITS_TELL}"
         trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._root / tree).is_dir()]
-        return f"exchange them back, or move {' and '.join(trees)} away: queues are built again from the log"
+        return (
+            f"exchange them back, or move {' and '.join(trees)} away: {command('rebuild', self._root)} builds the "
+            "queues again from the log"
+        )
 
     @staticmethod
     def _support(
