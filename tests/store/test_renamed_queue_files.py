@@ -15,7 +15,7 @@ from stratalog.tools.verify import verify
 SHIFTS = {
     "forward": QUEUE_FILE_UNITS, "two files forward": 2 * QUEUE_FILE_UNITS, "far forward": 1000 * QUEUE_FILE_UNITS,
     "back": -QUEUE_FILE_UNITS, "two files back": -2 * QUEUE_FILE_UNITS, "one unit forward": 1, "three units back": -3,
-    "half a unit forward": 0.5,
+    "three files forward": 3 * QUEUE_FILE_UNITS, "half a unit forward": 0.5,
 }  # fmt: skip
 """By how many units the name differs."""
 
@@ -53,17 +53,8 @@ def made(kind: Kind, root: Path, before: int, live_count: int) -> Content:
     return content
 
 
-@pytest.mark.one_in(60)
-@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
-@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired", "opened, rebuilt, repaired"])
-@pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("live_count", [1, 2, 3])
-@pytest.mark.parametrize("before", [0, 1, 4])
-@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
-def test_no_record_is_rewritten_and_every_message_is_served_in_its_place(
-    kind: Kind, before: int, live_count: int, shift: str, road: str, state: str, tmp_path: Path
-) -> None:
-    root, key = tmp_path / "store", kind.queues[0]
+def check(kind: Kind, root: Path, before: int, live_count: int, shift: str, road: str, state: str) -> None:
+    key = kind.queues[0]
     content = made(kind, root, before, live_count)
     STATES[state](root)
     newest = kind.files(root, key)[-1]
@@ -77,6 +68,25 @@ def test_no_record_is_rewritten_and_every_message_is_served_in_its_place(
             assert read_on(store.queue(*one))[0] == content.queues[one]
             assert store.queue(*one).max_offset >= max(content.queues[one], default=-1) + 1
     assert not plan_repair(root, settings=settings_of(kind)).actions
+
+
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired", "opened, rebuilt, repaired"])
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("live_count", [1, 2, 3])
+@pytest.mark.parametrize("before", [0, 3, 4])
+@pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)
+def test_no_record_is_rewritten_and_every_message_is_served_in_its_place(
+    kind: Kind, before: int, live_count: int, shift: str, road: str, state: str, tmp_path: Path
+) -> None:
+    check(kind, tmp_path / "store", before, live_count, shift, road, state)
+
+
+@pytest.mark.parametrize("shift", ["forward", "far forward", "back", "three units back"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_only_live_message_of_a_queue_is_not_moved(before: int, shift: str, tmp_path: Path) -> None:
+    check(PLAIN, tmp_path / "store", before, 1, shift, "repaired", "closed by RocketMQ")
 
 
 @pytest.mark.parametrize("mode", ["r", "w"])
