@@ -595,11 +595,20 @@ class Judge:
         own = claim_of(record)
         if self._is_likely(own) and self._is_near(position, own):
             self._heads[position] = own
-        for name, number in light_places(record.properties, position)[0]:
-            queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
-            if queue.takes(position, Claim(*queue.key, number, stored)):
-                queue.lost_numbers.append((number, number + 1))
+        self._take_named(record.properties, position, stored)
         return position + stored
+
+    def _take_named(self, properties: bytes, position: int, size: int) -> None:
+        """Note the places in light queues that a damaged record names: its unit there counts more, and a queue of which
+        nothing else is known counts only if no unit of a light queue leads to the record."""
+        claims = self._evidence.light_claims.get(position, ())
+        led = {claim.key for claim in claims if self._evidence.queue(*claim.key).takes(position, claim)}
+        for name, number in light_places(properties, position)[0]:
+            key = name, LIGHT_QUEUE_ID
+            if key not in led and (not led or self._evidence.is_known(key)):
+                queue = self._evidence.queue(*key)
+                if queue.takes(position, Claim(*key, number, size)):
+                    queue.lost_numbers.append((number, number + 1))
 
     def _restore_alone(self, position: int, size: int) -> bool:
         """Restore a record that no unit leads to, if it fits in where it says it does, or into one hole."""
