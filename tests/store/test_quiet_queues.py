@@ -12,7 +12,6 @@ from store.kinds import (
     BATCH,
     EXTENDED,
     KINDS,
-    LIGHT_KIND,
     PLAIN,
     QUEUE_FILE_UNITS,
     SIZES,
@@ -400,13 +399,14 @@ def test_messages_that_expired_are_not_taken_for_lost(kind: Kind, more: bool, th
         assert queue.min_offset == queue.max_offset == end
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("is_new_snapshot", [False, True], ids=["", "closed again"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["in place", "copied store"])
 @pytest.mark.parametrize("mode", ["r", "w"])
 @pytest.mark.parametrize(
     ("siblings", "gone", "left"), [(1, 1, 1), (2, 1, 1), (2, 1, 2), (5, 1, 1), (3, 2, 2), (2, 0, 3)]
 )
-@pytest.mark.parametrize("kind", [PLAIN, LIGHT_KIND], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_file_of_expired_messages_in_the_place_of_its_own_hides_no_message(
     kind: Kind, siblings: int, gone: int, left: int, mode: Literal["r", "w"], is_copy: bool, is_new_snapshot: bool,
     tmp_path: Path,
@@ -429,11 +429,12 @@ def test_a_file_of_expired_messages_in_the_place_of_its_own_hides_no_message(
     shutil.copyfile(kind.files(root, quiet)[0], kind.files(root, own)[0])
     if is_copy:
         root = shutil.copytree(root, tmp_path / "copy")
-    expected = {number: content.queues[own][number] for number in range(gone, gone + left)}
+    begin = int(sorted((root / "commitlog").iterdir())[0].name)
+    expected = {number: known for number, known in content.queues[own].items() if known.commit_log_offset >= begin}
     with kind.open(root, mode=mode) as store:
         found, *_ = read_on(store.queue(*own))
         assert found == expected
-        assert store.queue(*own).max_offset >= gone + left
+        assert store.queue(*own).max_offset == len(content.queues[own])
         assert any("files were replaced" in note or "built again" in note for note in store.recovery.notes)
     if mode == "w":
         assert not plan_repair(root, settings=settings_of(kind)).actions

@@ -68,7 +68,7 @@ class BatchQueue:
         self._end = self._old_end = 0
         self._oldest = _NO_OLDEST
         self.end_offset = 0
-        self.is_damaged = False
+        self.is_damaged = self.is_replaced = False
         self.is_kept: Callable[[Sequence[int]], bool] | None = None
         """As that of a `ConsumeQueue`."""
 

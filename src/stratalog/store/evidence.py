@@ -304,7 +304,7 @@ def queues_are_intact(log: CommitLog, seal: Seal | None, dispatcher: Dispatcher)
     """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
     if any(queue.is_damaged or lacks_extension(queue, log.first_offset) for queue in dispatcher.queues.values()):
         return False
-    if any(isinstance(queue, ConsumeQueue) and queue.is_replaced for queue in dispatcher.queues.values()):
+    if any(queue.is_replaced for queue in dispatcher.queues.values()):
         return False
     if seal is None:
         return True

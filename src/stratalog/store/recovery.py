@@ -331,7 +331,7 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: its first unit is damaged and points to a message of a topic "
                     f"that was deleted. Run {command('repair', log.directory.parent)}"
                 )
-            if isinstance(queue, ConsumeQueue) and queue.is_replaced:
+            if queue.is_replaced:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: its units point to expired messages alone, though the log has "
                     "its newest one: its files were replaced. It is built again from the log"

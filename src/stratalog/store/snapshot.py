@@ -90,6 +90,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
     left_out: list[LeftOut] = []
     others: list[tuple[str, _QueueId, _UnitOffset]] = []
     """Topic, queue id and end of the queues that are in no `_Topic`."""
+    newest: list[tuple[str, _QueueId, _Offset]] = []
+    """Topic, queue id and log offset of the newest unit of those queues."""
     begins: list[tuple[str, _QueueId, _UnitOffset, _Offset]] = []
     """Topic, queue id, and queue offset and log offset of the begin of the queues whose units do not tell it."""
 
@@ -104,15 +106,17 @@ def store_snapshot(
     if any(isinstance(queue, ExtendedQueue) for queue in queues):
         queues = []
     ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
+    newest = {(queue.topic, queue.queue_id): unit[0] for queue in everything if (unit := queue.last_unit())}
     begins = dispatcher.doubtful_begins
     with contextlib.suppress(OSError):
         lock = disk.mark(root / names.LOCK, names.OWN_MARK)
         if not queues:
             log_range = log.first_offset, seal.log_end_offset
-            note_damages(root, disk, damages, left_out, *log_range, ends, begins, lock=lock)
+            note_damages(root, disk, damages, left_out, *log_range, ends, begins, lock=lock, newest=newest)
             return
-        for queue in queues:
-            del ends[queue.topic, queue.queue_id]
+        for key in [(queue.topic, queue.queue_id) for queue in queues]:
+            del ends[key]
+            newest.pop(key, None)
         topics: dict[str, list[_Queue]] = {}
         for queue in queues:
             topics.setdefault(queue.topic, []).append(_noted(root, disk, queue))
@@ -128,6 +132,7 @@ def store_snapshot(
             [(damage.begin, damage.end, damage.reason) for damage in damages],
             left_out=list(left_out),
             others=[(*key, end) for key, end in ends.items()],
+            newest=[(*key, offset) for key, offset in newest.items()],
             begins=[(*key, *begin) for key, begin in begins.items()],
         )
         _store(snapshot, root, disk)
@@ -136,6 +141,7 @@ def store_snapshot(
 def note_damages(
     root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int,
     ends: Mapping[QueueKey, int], begins: Mapping[QueueKey, QueueBegin], *, lock: Stamp = _NO_STAMP,
+    newest: Mapping[QueueKey, int] = {},
 ) -> None:  # fmt: skip
     """A snapshot of nothing but the log's damage, and the ends and begins of queues; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
@@ -144,7 +150,7 @@ def note_damages(
     if noted or left_out or others or kept:
         snapshot = _Snapshot(
             lock, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], damages=noted, left_out=list(left_out),
-            others=others, begins=kept,
+            others=others, begins=kept, newest=[(*key, offset) for key, offset in newest.items()],
         )  # fmt: skip
         _store(snapshot, root, disk)
     else:
@@ -180,7 +186,8 @@ def forget_ends(root: Path, disk: Disk) -> None:
     """Take from the snapshot what RocketMQ may have changed since."""
     snapshot = _read(root, disk)
     if snapshot and (snapshot.ends or snapshot.topics or snapshot.others or snapshot.begins):
-        _store(msgspec.structs.replace(snapshot, lock=_NO_STAMP, topics=[], ends=[], others=[], begins=[]), root, disk)
+        kept = msgspec.structs.replace(snapshot, lock=_NO_STAMP, topics=[], ends=[], others=[], newest=[], begins=[])
+        _store(kept, root, disk)
 
 
 def noted_ends(root: Path, disk: Disk) -> list[QueueEnd]:
@@ -409,7 +416,7 @@ def _read(root: Path, disk: Disk) -> _Snapshot | None:
     except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
         return None
     others = [one.topic for one in snapshot.ends] + [one[0] for one in snapshot.others]
-    others += [one[0] for one in snapshot.begins]
+    others += [one[0] for one in snapshot.begins] + [one[0] for one in snapshot.newest]
     return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
 
 
@@ -442,12 +449,12 @@ def _is_same(snapshot: _Snapshot, noted: Stamp, disk: Disk, path: str) -> bool:
 def _mark_replaced(snapshot: _Snapshot, dispatcher: Dispatcher, log: CommitLog) -> None:
     """Mark the queues whose units lead to expired messages alone, though the newest one that they had at the clean stop
     is in the log: their files were replaced."""
-    for topic in snapshot.topics:
-        for noted in topic.queues:
-            queue = dispatcher.queues.get((topic.name, noted.queue_id))
-            if isinstance(queue, ConsumeQueue) and noted.newest[0] >= log.first_offset:
-                unit = queue.last_unit()
-                queue.is_replaced = unit is not None and unit[0] < log.first_offset
+    newest = {(topic, queue_id): offset for topic, queue_id, offset in snapshot.newest}
+    newest |= {(topic.name, queue.queue_id): queue.newest[0] for topic in snapshot.topics for queue in topic.queues}
+    for key in [key for key, offset in newest.items() if offset >= log.first_offset]:
+        if queue := dispatcher.queues.get(key):
+            unit = queue.last_unit()
+            queue.is_replaced = unit is not None and unit[0] < log.first_offset
 
 
 def _restore_all(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher) -> bool:
