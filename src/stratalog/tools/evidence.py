@@ -42,6 +42,7 @@ from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.dispatch import may_be_lost
 from stratalog.store.queue_begin import (
     ONLY_UNITS_TELL,
+    QUEUE_LAYOUTS,
     LiveUnit,
     QueueBegin,
     QueueKey,
@@ -277,6 +278,8 @@ class Evidence:
         self.queued_in: Counter[int] = Counter()
         """Records of each file that are in a queue that has units, but for those that an earlier repair made."""
         self._log_begin = 0
+        self._doubled: NDArray[np.int64] | None = None
+        """See `doubled_offsets`, once they were asked for."""
         self._repaired: list[tuple[int, int]] = []
         """Log offsets [begin, end) of the records that an earlier repair made."""
         self._overwritten: list[int] = []
@@ -427,6 +430,10 @@ class Evidence:
         offsets: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64],
         tags_codes: NDArray[np.int64],
     ) -> None:  # fmt: skip
+        if (is_copied := self._are_copied(queue, files, numbers, offsets, counts)).any():
+            files, numbers, offsets, sizes, counts, tags_codes = (
+                column[~is_copied] for column in (files, numbers, offsets, sizes, counts, tags_codes)
+            )
         is_lost = (tags_codes == LOST_TAGS_CODE) | self.is_repaired(offsets)
         ends = numbers + np.maximum(counts, 1)
         queue.units_end = int(ends.max(initial=0))
@@ -469,6 +476,22 @@ class Evidence:
         ):
             claim = Claim(*queue.key, number, size, count, (int(trust[file]), int(trust.sum())))
             claims[offset].append(claim)
+
+    def _are_copied(
+        self, queue: QueueEvidence, files: NDArray[np.int64], numbers: NDArray[np.int64], offsets: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:  # fmt: skip
+        """Units of the files, of a queue that is no light one, in which none finds its message, and more than one leads
+        where another queue's does: they are that queue's."""
+        agreeing = np.unique(files[self._support(queue, numbers, offsets, counts)])
+        is_strange = ~np.isin(files, agreeing)
+        if is_light(queue.key[0]) or not (is_strange & self._is_covered(offsets)).any():
+            return np.zeros(len(files), np.bool_)
+        if self._doubled is None:
+            self._doubled = doubled_offsets(self._root, self._disk)
+        doubled = np.bincount(files[np.isin(offsets, self._doubled)], minlength=int(files.max()) + 1)
+        copied: NDArray[np.bool_] = is_strange & (doubled[files] > 1)
+        return copied
 
     def _are_of_another(
         self, queue: QueueEvidence, numbers: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64],
@@ -553,6 +576,21 @@ class Evidence:
     def places_at(self, offset: int) -> tuple[Place, ...]:
         """Where units say that the record at a log offset stands in light queues."""
         return tuple(sorted({(claim.topic, claim.queue_offset) for claim in self.light_claims.get(offset, [])}))
+
+
+def doubled_offsets(root: Path, disk: Disk) -> NDArray[np.int64]:
+    """Log offsets that units of more than one queue lead to, light queues left out. A message stands in one of them:
+    two that have several in common are a queue and a copy of its file."""
+    led: dict[QueueKey, list[NDArray[np.int64]]] = defaultdict(list)
+    for tree, layout in QUEUE_LAYOUTS.items():
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            for _, offsets, *_, tags_codes in written_units(directory, layout, disk) if not is_light(topic) else ():
+                led[topic, queue_id].append(offsets[tags_codes != LOST_TAGS_CODE])
+    found, counts = np.unique(
+        np.concatenate([np.empty(0, np.int64), *(np.unique(np.concatenate(pieces)) for pieces in led.values())]),
+        return_counts=True,
+    )
+    return found[counts > 1]
 
 
 def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:

@@ -7,7 +7,6 @@ from such a log serve less than before.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +31,12 @@ from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction, enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile, PrivateDisk
-from stratalog.store.queue_begin import QueueKey, says_twice, written_units
+from stratalog.store.queue_begin import QUEUE_LAYOUTS, QueueKey, says_twice, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.snapshot import noted_log, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import batches_outside, contradiction_of
-from stratalog.tools.evidence import queue_begins
+from stratalog.tools.evidence import doubled_offsets, queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.verify_files import queue_directories, record_at, was_closed
@@ -314,8 +313,8 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
     found: dict[QueueKey, Led] = {}
     led = [offsets for (topic, _), (_, offsets, _) in (beside or {}).items() if not is_light(topic)]
     elsewhere = np.sort(np.concatenate([np.empty(0, np.int64), *led]))
-    layouts: tuple[tuple[str, Any], ...] = ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
-    for tree, layout in layouts:
+    doubled = doubled_offsets(root, disk) if beside else elsewhere[:0]
+    for tree, layout in QUEUE_LAYOUTS.items():
         for topic, queue_id, directory in queue_directories(root, tree, disk):
             pieces = []
             for numbers, offsets, _, counts, tags_codes in written_units(directory, layout, disk):
@@ -325,11 +324,23 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
                 pieces.append((numbers[is_there], offsets[is_there], (numbers + np.maximum(counts, 1))[is_there]))
             now = (beside or {}).get((topic, queue_id))
             if now is not None:
+                copied = doubled[:0] if is_light(topic) else doubled
                 is_own = not _contradicts(_joined(pieces), now, elsewhere)
-                pieces = [piece for piece in pieces if is_own and not _contradicts(piece, now, elsewhere)]
+                pieces = [
+                    piece for piece in pieces
+                    if is_own and not _contradicts(piece, now, elsewhere) and not _is_copy(piece, now, copied)
+                ]  # fmt: skip
             if sum(len(numbers) for numbers, *_ in pieces):
                 found[topic, queue_id] = _joined(pieces)
     return found
+
+
+def _is_copy(piece: Led, now: Led, doubled: Offsets) -> bool:
+    """Whether more than one of a file's units lead where another queue's do (`doubled`), and none where its queue does
+    now."""
+    _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
+    is_doubled = _is_among(piece[1], doubled)
+    return bool(np.count_nonzero(is_doubled) > 1) and not np.any(piece[1][mine] == now[1][there])
 
 
 def _joined(pieces: list[Led]) -> Led:
@@ -339,17 +350,21 @@ def _joined(pieces: list[Led]) -> Led:
 
 def _contradicts(piece: Led, now: Led, led: Offsets) -> bool:
     """Whether units lead elsewhere than the queue does now at over a quarter of the queue offsets that both have, and
-    at more than one unless that is all: two light queues can share half of their messages. Where they have none in
-    common, whether they lead to more than one record that other queues have now (of all that are `led` to), and to more
-    than to the queue's own."""
+    at more than one unless that is all: two light queues can share half of their messages. Units of other queue offsets
+    count, too, if a queue has their records now. Where they have no offset in common, whether they lead to more than
+    one record that other queues have now (of all that are `led` to), and to more than to the queue's own."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
     if not len(mine):
         is_own = _is_among(piece[1], np.sort(now[1]))
         return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > max(1, int(np.count_nonzero(is_own)))
     other_count = int(np.count_nonzero(piece[1][mine] != now[1][there]))
+    rest = np.delete(piece[1], mine)
+    wrong_count = other_count + int(np.count_nonzero(_is_among(rest, led) | _is_among(rest, np.sort(now[1]))))
+    if wrong_count > 1 and 4 * wrong_count > len(mine):
+        return True
     if len(mine) == 1:  # it may be a single message that went elsewhere in its queue
         return bool(other_count) and not bool(_is_among(piece[1], np.sort(now[1])).any())
-    return (other_count > 1 and 4 * other_count > len(mine)) or other_count == len(mine)
+    return other_count == len(mine)
 
 
 def _records(
