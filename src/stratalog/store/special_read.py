@@ -9,10 +9,11 @@ import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage, counted
 from stratalog.layout.batch import INNER_FLAGS, INNER_NUM, BatchEntry, batch_size_of, decode_batch_body
-from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
+from stratalog.layout.light import LIGHT_QUEUE_ID, holds_nearly, is_light, light_offset
 from stratalog.layout.message import LOST_FLAG, Record, crc_of
 from stratalog.layout.properties import find_property
 from stratalog.layout.queue import FILLER_SIZE, UNIT
+from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import COMPRESSION_MASK, SysFlag
 from stratalog.store.batch_queue import BatchQueue, BatchSpan
 from stratalog.store.message import Message, decompress, is_placeholder
@@ -158,12 +159,17 @@ def place_in(queue: "Queue", message: Message) -> None:
 
 
 def _ahead_at_end(queue: "Queue") -> int:
-    """By how much the offset in the newest record of a light queue is larger than its unit's place."""
+    """By how much the offset in the newest record of a light queue is larger than its unit's place; 0 where the newest
+    unit leads to a record that never named the queue: units were exchanged."""
     units = queue.store.units_of(queue)
     for queue_offset in range(units.end_offset - 1, units.first_offset - 1, -1):
         commit_log_offset, size, _ = units.unit(queue_offset)
         with contextlib.suppress(CorruptData):
             message = queue.store.log.message(commit_log_offset)
-            if message.store_size == size and (offset := offset_in(queue, message)) >= 0:
+            if message.store_size != size:
+                continue
+            if (offset := offset_in(queue, message)) >= 0:
                 return max(0, offset - queue_offset)
+            if has_record_crc(message.raw_properties) or not holds_nearly(message.raw_properties, queue.topic):
+                return 0
     return 0
