@@ -324,23 +324,25 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
                 pieces.append((numbers[is_there], offsets[is_there], (numbers + np.maximum(counts, 1))[is_there]))
             now = (beside or {}).get((topic, queue_id))
             if now is not None:
-                copied = doubled[:0] if is_light(topic) else doubled
                 is_own = not _contradicts(_joined(pieces), now, elsewhere)
-                pieces = [
-                    piece for piece in pieces
-                    if is_own and not _contradicts(piece, now, elsewhere) and not _is_copy(piece, now, copied)
-                ]  # fmt: skip
+                pieces = [piece for piece in pieces if is_own and not _contradicts(piece, now, elsewhere)]
+                if not is_light(topic):
+                    pieces = [piece for piece in pieces if not _is_copy(piece, now, elsewhere, doubled)]
             if sum(len(numbers) for numbers, *_ in pieces):
                 found[topic, queue_id] = _joined(pieces)
     return found
 
 
-def _is_copy(piece: Led, now: Led, doubled: Offsets) -> bool:
-    """Whether more than one of a file's units lead where another queue's do (`doubled`), and none where its queue does
-    now."""
+def _is_copy(piece: Led, now: Led, led: Offsets, doubled: Offsets) -> bool:
+    """Whether a file's units are another queue's, no light one: more than one leads where another queue's do
+    (`doubled`), and none where its queue does now; or more than one, and over a quarter, leads to a record that a queue
+    has now (of all that are `led` to), elsewhere."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
-    is_doubled = _is_among(piece[1], doubled)
-    return bool(np.count_nonzero(is_doubled) > 1) and not np.any(piece[1][mine] == now[1][there])
+    agrees = np.zeros(len(piece[0]), np.bool_)
+    agrees[mine] = piece[1][mine] == now[1][there]
+    wrong_count = int(np.count_nonzero(_is_among(piece[1], led) & ~agrees))
+    is_doubled = bool(np.count_nonzero(_is_among(piece[1], doubled)) > 1)
+    return (is_doubled and not agrees.any()) or (wrong_count > 1 and 4 * wrong_count > len(mine))
 
 
 def _joined(pieces: list[Led]) -> Led:
@@ -350,21 +352,17 @@ def _joined(pieces: list[Led]) -> Led:
 
 def _contradicts(piece: Led, now: Led, led: Offsets) -> bool:
     """Whether units lead elsewhere than the queue does now at over a quarter of the queue offsets that both have, and
-    at more than one unless that is all: two light queues can share half of their messages. Units of other queue offsets
-    count, too, if a queue has their records now. Where they have no offset in common, whether they lead to more than
-    one record that other queues have now (of all that are `led` to), and to more than to the queue's own."""
+    at more than one unless that is all: two light queues can share half of their messages. Where they have none in
+    common, whether they lead to more than one record that other queues have now (of all that are `led` to), and to more
+    than to the queue's own."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
     if not len(mine):
         is_own = _is_among(piece[1], np.sort(now[1]))
         return int(np.count_nonzero(_is_among(piece[1], led) & ~is_own)) > max(1, int(np.count_nonzero(is_own)))
     other_count = int(np.count_nonzero(piece[1][mine] != now[1][there]))
-    rest = np.delete(piece[1], mine)
-    wrong_count = other_count + int(np.count_nonzero(_is_among(rest, led) | _is_among(rest, np.sort(now[1]))))
-    if wrong_count > 1 and 4 * wrong_count > len(mine):
-        return True
     if len(mine) == 1:  # it may be a single message that went elsewhere in its queue
         return bool(other_count) and not bool(_is_among(piece[1], np.sort(now[1])).any())
-    return other_count == len(mine)
+    return (other_count > 1 and 4 * other_count > len(mine)) or other_count == len(mine)
 
 
 def _records(
