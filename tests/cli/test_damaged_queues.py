@@ -207,11 +207,13 @@ def test_get_and_tail_name_messages_that_were_lost_with_the_logs_end(
     left = [known.body.decode() for known in messages.values() if known.commit_log_offset < end]
     place = (tmp_path, topic, "--queue", queue_id, "--json")
     what = f"offsets {len(left)} to {len(messages) - 1}"
-    for command in (("get", *place, "-n", 100), ("tail", *place, "--last", 100, "--count", len(left))):
+    why = "lost with the log's end" if is_crashed else "lost to damage earlier"
+    commands = [("get", *place, "-n", 100), ("tail", *place, "--last", 100, "--count", len(left))]
+    for command in commands if is_crashed else commands[:1]:  # else the queue still has their offsets: tail waits there
         result = call(*command)
         assert result.exit_code == 1, result.output
         assert bodies_of(result) == left
-        assert f"stratalog: {topic}/{queue_id}: no message at {what}: lost with the log's end" in result.stderr
+        assert f"stratalog: {topic}/{queue_id}: no message at {what}: {why}" in result.stderr
     assert call("get", *place, "-n", len(left)).exit_code == 0, "it does not ask for them"
 
 
