@@ -142,11 +142,11 @@ class _BesideDisk(Disk):
     is_draft = True
 
     def __init__(self, log: Path) -> None:
-        self._log = log
+        self._log = log.absolute()  # as a store has it, whatever it was given
         self._private, self._real = PrivateDisk(), Disk()
 
     def _of(self, directory: Path) -> Disk:
-        return self._private if directory == self._log else self._real
+        return self._private if directory.absolute() == self._log else self._real
 
     def map(self, path: Path) -> MappedFile:
         return self._of(path.parent).map(path)
@@ -639,6 +639,7 @@ def _prepare(
 def _build(
     staging: Path, settings: StoreSettings, clock_ns: ClockNs, progress: Callable[[Progress], None] | None
 ) -> Rebuilt:  # fmt: skip
+    staging = staging.absolute()
     disk, draft, root = _BesideDisk(staging / names.COMMIT_LOG), str(staging), str(staging.parent)
     try:
         with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
