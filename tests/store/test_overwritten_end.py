@@ -2,6 +2,7 @@
 again, whoever closed it."""
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,76 @@ def test_it_is_damage_and_the_offsets_are_kept(
             assert read_on(store.queue(*key))[0] == kept[key]
         kind.put(store, 100, Content())
     assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+
+
+def zeroed(root: Path, begin: int, end: int) -> None:
+    """Zeros over [begin, end) of the log."""
+    for path in (root / "commitlog").iterdir():
+        base, size = int(path.name), path.stat().st_size
+        if max(begin, base) < min(end, base + size):
+            with path.open("r+b") as log:
+                log.seek(max(begin, base) - base)
+                log.write(bytes(min(end, base + size) - max(begin, base)))
+
+
+@pytest.mark.parametrize("is_queue_gone", [False, True])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_a_closed_log_is_damaged_from_a_files_first_record_on(
+    kind: Kind, is_queue_gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 2048)
+    content = kind.made(tmp_path, count=60)
+    ends = {key: len(queue) for key, queue in content.queues.items()}
+    STATES["closed by RocketMQ"](tmp_path)
+    places = sorted({one.commit_log_offset for queue in content.queues.values() for one in queue.values()})
+    begin = places[-1] // 2048 * 2048
+    zeroed(tmp_path, begin, begin + 2048)
+    other = kind.queues[1]
+    if is_queue_gone:
+        shutil.rmtree(kind.directory(tmp_path, other))
+    with kind.open(tmp_path) as store:
+        assert [one.begin for one in store.recovery.quarantined] == [begin]
+        for key, end in ends.items():
+            if key != other or not is_queue_gone:
+                assert store.queue(*key).max_offset == end
+
+
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_a_bit_of_the_newest_unit_damages_no_log(kind: Kind, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    kind.made(whole, count=10)
+    with kind.open(whole, mode="r") as store:
+        log_end = store.log.end_offset
+    STATES["closed by RocketMQ"](whole)
+    root, unit_size = tmp_path / "store", kind.layout.size
+    written = len(kind.files(whole, kind.queues[0])[0].read_bytes().rstrip(b"\0"))
+    newest = (written - 1) // unit_size * unit_size
+    for bit in range(12 * 8):  # of its log offset and size
+        shutil.copytree(whole, root)
+        path = kind.files(root, kind.queues[0])[0]
+        data = bytearray(path.read_bytes())
+        data[newest + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with kind.open(root) as store:
+            assert (store.recovery.quarantined, store.log.end_offset) == ([], log_end), bit
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("with_crc", [False, True])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
+@pytest.mark.parametrize("kind", [PLAIN, LIGHT_KIND], ids=str)
+def test_a_record_cut_in_its_properties_is_kept_by_repair_after_an_opening_too(
+    kind: Kind, state: str, with_crc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "enabled_append_prop_crc", with_crc)
+    whole, root = tmp_path / "whole", tmp_path / "store"
+    content = kind.made(whole, count=12)
+    STATES[state](whole)
+    places = sorted({one.commit_log_offset for queue in content.queues.values() for one in queue.values()})
+    for back in range(1, 30, 3):
+        shutil.copytree(whole, root)
+        zeroed(root, places[-3] - back, places[-1] + 2000)
+        damaged = plan_repair(root, settings=settings_of(kind)).damaged_properties
+        kind.open(root).close()
+        assert plan_repair(root, settings=settings_of(kind)).damaged_properties == damaged, back
+        shutil.rmtree(root)

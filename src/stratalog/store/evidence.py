@@ -148,10 +148,10 @@ def _is_of_queue(log: CommitLog, queue: ConsumeQueue, commit_log_offset: int, si
     if record is None or record.total_size != size:
         return False
     is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= 0
-    return is_named or _is_in(record, queue, record.queue_offset)
+    return is_named or is_in_queue(record, queue, record.queue_offset)
 
 
-def _is_in(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
+def is_in_queue(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
     """Whether a record belongs to a queue, at that offset. Light queues may have come apart from the offsets."""
     is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= queue_offset
     own = queue.topic, queue.queue_id, queue_offset
@@ -218,7 +218,7 @@ def _end_by_record(queue: UnitQueue, record: Record | None, before: Sequence[int
         return 0
     last = BATCH_UNIT.record._make(before) if before else None
     goes_on = record.queue_offset == (last.base_offset + last.batch_size if last else 0)
-    if not (_is_in(record, queue, record.queue_offset) and (says_twice(record) or goes_on)):
+    if not (is_in_queue(record, queue, record.queue_offset) and (says_twice(record) or goes_on)):
         return 0
     count = messages_in(record) or batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
     return record.queue_offset + count
@@ -234,7 +234,7 @@ def are_of_another(log: CommitLog, queue: UnitQueue, units: Sequence[tuple[int, 
     """Whether a queue's newest units, two or more, all lead to whole records that name another place: the files are
     another queue's."""
     led = [(number, leads_to_record(log, unit)) for number, unit in units]
-    return len(led) > 1 and all(record and not _is_in(record, queue, number) for number, record in led)
+    return len(led) > 1 and all(record and not is_in_queue(record, queue, number) for number, record in led)
 
 
 def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, record: Record) -> bool:
@@ -243,7 +243,7 @@ def _is_taken_place(log: CommitLog, dispatcher: Dispatcher, queue: UnitQueue, re
     if other is None or other is queue or not other.first_offset <= number < other.end_offset:
         return False
     there = leads_to_record(log, other.unit(number))
-    return bool(there and there.commit_log_offset != record.commit_log_offset and _is_in(there, other, number))
+    return bool(there and there.commit_log_offset != record.commit_log_offset and is_in_queue(there, other, number))
 
 
 def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int, ...]) -> bool:
@@ -254,7 +254,7 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     record = _record_at(log, commit_log_offset)
     if record is None:
         return _begins(log, commit_log_offset, size)
-    if record.total_size != size or not _is_in(record, queue, queue_offset):
+    if record.total_size != size or not is_in_queue(record, queue, queue_offset):
         return False
     if isinstance(queue, BatchQueue):
         covered = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]

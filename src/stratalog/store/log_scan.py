@@ -46,6 +46,12 @@ class Damage:
     end: int
     reason: str
 
+    @property
+    def may_be_torn(self) -> bool:
+        """Whether it may begin with a record that a crash tore. That is told from a whole one by zeros at its end
+        alone, for which only a torn record is looked into."""
+        return self.reason == ScanStatus.BAD_LENGTHS.name
+
 
 @dataclass(slots=True)
 class Verified:

@@ -238,7 +238,8 @@ class MessageStore(Uncopied):
         try:
             self.recovery = recover(
                 self.log, self._dispatcher, self.index, checkpoint, clean=clean,
-                may_be_torn=not clean or bool(damages), untouched=untouched, damages=damages,
+                may_be_torn=not clean or any(damage.may_be_torn for damage in damages), untouched=untouched,
+                damages=damages,
                 meter=Meter(progress, self.clock_ns) if progress else None, keep=lambda: self._keep(recovering=True),
                 noted=noted, sealed=sealed, accept=accept, invalidate=lambda: self._invalidate(checkpoint.seal),
                 beside_writer=beside_writer,

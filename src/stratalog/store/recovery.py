@@ -40,8 +40,8 @@ The files as a whole are in one of these states; what is refused is refused befo
     a queue of a light queue's name with an id   no light queue: it has the records whose own queue it is, no others,
       other than 0                                 and no end is kept of it
     log files before those of the clean stop     they were put back: all queues and the index are built again
-    newest units that lead, without a gap, from  RocketMQ closed the store with these messages: a damaged range,
-      a whole record to after the log's end        the queues keep their offsets
+    newest units that point to after the log's   RocketMQ closed the store with these messages: a damaged range,
+      end, two or more, or to the very end         the queues keep their offsets
     a queue ahead of the log otherwise           cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue of expired messages alone, which     its files were replaced: it is built again from the log
@@ -78,7 +78,6 @@ seen there, and it tells the end that index files and queues are held against. W
 built.
 """
 
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +112,7 @@ from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
     drop_torn,
+    is_in_queue,
     is_taken,
     leads_to_record,
     queues_are_intact,
@@ -247,8 +247,9 @@ def recover(
                 "that the queues still show",
                 path=str(log.directory),
             )
-        is_empty = found.torn_size > 0 and end == log.first_offset
-        if clean and is_empty and not log.read_only and (torn or _leads_in(dispatcher, log)):
+        is_empty = end == log.first_offset
+        leads_in = is_empty and ((torn and found.torn_size > 0) or _leads_in(dispatcher, log))
+        if clean and leads_in and not log.read_only:
             raise CorruptData(
                 f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "
                 "of commitlog/",
@@ -427,24 +428,32 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
 
 
 def _closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
-    """Where the log ended when RocketMQ closed the store properly: the newest units lead, one after the other without a
-    gap, from there back to a whole record. 0 where they do not: one may be damaged, or be of another store."""
-    queues = list(dispatcher.queues.values())
-    newest = [(-unit[0], -unit[1], number) for number, queue in enumerate(queues) if (unit := queue.last_unit())]
-    heapq.heapify(newest)
-    closed_end = next_begin = 0
-    while newest:
-        begin, size, number = (abs(value) for value in heapq.heappop(newest))
-        if begin != next_begin:  # else another queue's unit of the same record
-            closed_end = closed_end or begin + size
-            if not log.first_offset <= begin < closed_end <= log.end_offset or next_begin not in (0, begin + size):
-                return 0
-            if is_record(log, begin):
-                return closed_end
-            next_begin = begin
-        if before := queues[number].unit_before(begin):
-            heapq.heappush(newest, (-before[0], -before[1], number))
-    return 0
+    """Where the log ended when RocketMQ closed the store properly, if its end was overwritten since: the newest units
+    point to after it, of queues that find their messages before it. 0 if not. A unit alone may be damaged, and counts
+    only if it points to the very end."""
+    near = range(log.first_offset, log.end_offset)
+    newest = [
+        (queue, (unit[0], unit[0] + unit[1])) for queue in dispatcher.queues.values()
+        for _, unit in queue.newest_units(2) if not is_filler(*unit[1:3]) and unit[0] in near
+    ]  # fmt: skip
+    if not newest or is_record(log, max(begin for _, (begin, _) in newest)):
+        return 0
+    end = LogScan(log, log.first_offset, log.end_offset, looks_for_torn=False).run().end_offset
+    queues = {queue for queue, (begin, _) in newest if begin >= end and _finds_message_before(log, queue, end)}
+    lost = {unit for queue, unit in newest if queue in queues and end <= unit[0] < unit[1] <= log.end_offset}
+    return max(stop for _, stop in lost) if len(lost) > 1 or any(begin == end for begin, _ in lost) else 0
+
+
+def _finds_message_before(log: CommitLog, queue: UnitQueue, commit_log_offset: int) -> bool:
+    """Whether the queue's newest message before a log offset is where its unit says, or has expired."""
+    unit = queue.unit_before(commit_log_offset)
+    if unit is None or is_filler(*unit[1:3]) or unit[0] < log.first_offset:
+        return unit is not None
+    record = leads_to_record(log, unit)
+    if record is None:
+        return False
+    is_batch, number = isinstance(queue, BatchQueue), queue.offset_of(commit_log_offset) - 1
+    return is_in_queue(record, queue, record.queue_offset if is_batch else number)
 
 
 def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:

@@ -361,11 +361,10 @@ def _is_same_record(log: CommitLog, one: LeftOut) -> bool:
     return one[1:] == own or light_offset(message.raw_properties, one.topic) == one.queue_offset
 
 
-def has_damages(root: Path, disk: Disk) -> bool:
-    """Whether damaged ranges of the log were noted at the last clean stop. A record that a crash tore is among them
-    for good: it is told from a whole one by zeros at its end alone, for which only a torn record is looked into."""
+def has_torn(root: Path, disk: Disk) -> bool:
+    """Whether damaged ranges of the log were noted at the last clean stop that a crash may have left."""
     snapshot = _read(root, disk)
-    return bool(snapshot and snapshot.damages)
+    return snapshot is not None and any(Damage(*damage).may_be_torn for damage in snapshot.damages)
 
 
 def noted_log(root: Path, disk: Disk) -> tuple[int, int, bool] | None:

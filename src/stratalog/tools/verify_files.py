@@ -20,7 +20,7 @@ from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.sizes import noted_fault
-from stratalog.store.snapshot import has_damages, has_whole_snapshot, noted_log
+from stratalog.store.snapshot import has_torn, has_whole_snapshot, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
 
@@ -52,8 +52,8 @@ def was_closed(root: Path, disk: Disk) -> bool:
 
 def may_be_torn(root: Path, disk: Disk) -> bool:
     """Whether a crash may have kept a record of the log from being written to its end: the last stop was not clean, or
-    noted damage."""
-    return not was_closed(root, disk) or has_damages(root, disk)
+    noted such a record."""
+    return not was_closed(root, disk) or has_torn(root, disk)
 
 
 def is_under_repair(root: Path, disk: Disk) -> bool:
