@@ -1,7 +1,9 @@
 """What the commands print: tables, JSON, sizes, and text that came from messages."""
 
 import json
+import os
 import re
+import shlex
 import shutil
 import sys
 import unicodedata
@@ -9,9 +11,11 @@ from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratalog.errors import counted
+from stratalog.layout.names import COMMIT_LOG
 
 if TYPE_CHECKING:
     from stratalog.store.message import Message
@@ -237,6 +241,14 @@ def complain(sentence: str) -> None:
 def tell(text: str) -> None:
     """A remark that is no result: on stderr, so that a pipe gets results only."""
     print(text, file=sys.stderr, flush=True)
+
+
+def tell_owner(root: Path, *, copied_from: Path | None = None) -> None:
+    """Remark that root made files in another user's store: the broker of that user cannot open them."""
+    log = (copied_from or root) / COMMIT_LOG
+    if os.geteuid() == 0 and log.exists() and log.stat().st_uid:
+        chown = shlex.join(["chown", "-R", f"--reference={log}", str(root)])
+        tell(f"note: root owns the files that were made; give them to the user of the broker: `{chown}`")
 
 
 def pairs(values: Mapping[str, str], *, indent: str = "  ") -> str:

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratalog.cli.output import complain, show_json, tell
+from stratalog.cli.output import complain, show_json, tell, tell_owner
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, open_local
 from stratalog.cli.progress import Progress
 from stratalog.cli.streams import shows_what_is_done
@@ -95,6 +95,7 @@ def put(
             told = done.told()
             error.add_note(f"{told[0].upper()}{told[1:]}")
         raise
+    tell_owner(store)
     if warning:
         complain(warning)
     with shows_what_is_done(done.told()):

@@ -20,6 +20,7 @@ from stratalog.cli.output import (
     show_json,
     size_text,
     tell,
+    tell_owner,
     within,
 )
 from stratalog.cli.place import ConfOption, JsonFlag, SettingsOption, StoreArgument, given_path, settings_of, warm_up
@@ -89,6 +90,7 @@ def repair(
     begin = time.perf_counter()
     report = mend(plan, to=to, step=lambda text: None if as_json else tell(f"… {text}"))
     seconds = time.perf_counter() - begin
+    tell_owner(to or store, copied_from=store)
     state = "whole" if report.ok else f"{counted(report.problem_count, 'problem')} left"
     with shows_what_is_done(f"the repair is done. {to or store}: {state}"):
         _show_report(plan, report, f"{to or store}: {state}", seconds, as_json=as_json)
@@ -153,6 +155,7 @@ def rebuild(
     begin = time.perf_counter()
     with Progress("rebuild") as progress:
         rebuilt = build(store, settings=settings, parts=parts, progress=progress.of_opening)
+    tell_owner(store)
     seconds = time.perf_counter() - begin
     with shows_what_is_done(f"{', '.join(rebuilt.parts)} of {store}: rebuilt"):
         if as_json:
