@@ -302,7 +302,7 @@ def test_the_log_holds_the_same_records_and_blanks_also_those_that_no_queue_show
     assert [line for line in found if line in expected] == expected
     assert {line["commitLogOffset"] for line in more if "topic" in line} == opened.kept
     for commit_log_offset in opened.choice.damaged:
-        with pytest.raises(CorruptData, match="no message of log offset"):
+        with pytest.raises(CorruptData, match="no message with log offset"):
             opened.store.message(commit_log_offset)
     for line in found:
         if "topic" in line:

@@ -43,12 +43,13 @@ def test_it_is_damage_and_the_offsets_are_kept(
         for key, queue in content.queues.items()
     }
     assert not verify(tmp_path, settings=settings_of(kind)).ok
+    is_alone = lost_count == 1 and state != "closed"  # one unit of one record may be damaged: its offset is kept
     if first == "opening":
         with kind.open(tmp_path, mode="r") as store:
-            assert [one.begin for one in store.recovery.quarantined] == [begin]
+            assert [one.begin for one in store.recovery.quarantined] == ([] if is_alone else [begin])
         for _ in range(2):
             with kind.open(tmp_path) as store:
-                assert "repair" in store.recovery.warning
+                assert ("repair" in store.recovery.warning) != is_alone
                 for key, end in ends.items():
                     assert store.queue(*key).max_offset == end
                     assert read_on(store.queue(*key))[0] == kept[key]

@@ -41,7 +41,7 @@ The files as a whole are in one of these states; what is refused is refused befo
       other than 0                                 and no end is kept of it
     log files before those of the clean stop     they were put back: all queues and the index are built again
     newest units that point to after the log's   RocketMQ closed the store with these messages: a damaged range,
-      end, two or more, or to the very end         the queues keep their offsets
+      end, two or more                             the queues keep their offsets
     a queue ahead of the log otherwise           cut to the log's end
     a queue file missing or empty at the end     created after the last checkpoint: derived again
     a queue of expired messages alone, which     its files were replaced: it is built again from the log
@@ -247,9 +247,8 @@ def recover(
                 "that the queues still show",
                 path=str(log.directory),
             )
-        is_empty = end == log.first_offset
-        leads_in = is_empty and ((torn and found.torn_size > 0) or _leads_in(dispatcher, log))
-        if clean and leads_in and not log.read_only:
+        is_told = torn and (found.torn_size > 0 or len(torn) > 1)  # of zeros one unit alone does not tell
+        if clean and end == log.first_offset and (is_told or _leads_in(dispatcher, log)):
             raise CorruptData(
                 f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "
                 "of commitlog/",
@@ -429,8 +428,8 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
 
 def _closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     """Where the log ended when RocketMQ closed the store properly, if its end was overwritten since: the newest units
-    point to after it, of queues that find their messages before it. 0 if not. A unit alone may be damaged, and counts
-    only if it points to the very end."""
+    point to after it, two or more, of queues that find their messages before it. 0 if not: a unit alone may be
+    damaged."""
     near = range(log.first_offset, log.end_offset)
     newest = [
         (queue, (unit[0], unit[0] + unit[1])) for queue in dispatcher.queues.values()
@@ -441,7 +440,7 @@ def _closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     end = LogScan(log, log.first_offset, log.end_offset, looks_for_torn=False).run().end_offset
     queues = {queue for queue, (begin, _) in newest if begin >= end and _finds_message_before(log, queue, end)}
     lost = {unit for queue, unit in newest if queue in queues and end <= unit[0] < unit[1] <= log.end_offset}
-    return max(stop for _, stop in lost) if len(lost) > 1 or any(begin == end for begin, _ in lost) else 0
+    return max(stop for _, stop in lost) if len(lost) > 1 else 0
 
 
 def _finds_message_before(log: CommitLog, queue: UnitQueue, commit_log_offset: int) -> bool:
