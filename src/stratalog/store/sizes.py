@@ -260,8 +260,16 @@ def check_index_files(given: StoreSettings, settings: StoreSettings, root: Path,
     )
 
 
-def remove_index_step(directory: Path) -> str:
-    return f"remove the directory {directory}: the next opening builds it again from the log"
+def remove_index_step(directory: Path, settings: StoreSettings | None = None) -> str:
+    """`settings` are given where nothing shows the sizes: the step says which ones they take then."""
+    step = f"remove the directory {directory}: the next opening builds it again from the log"
+    if settings is None:
+        return step
+    slot_count, item_capacity = settings.index_slot_count, settings.index_item_capacity
+    return (
+        f"{step}, in files of {file_size(slot_count, item_capacity):,} bytes ({slot_count:,} slots, "
+        f"{item_capacity:,} items) unless other sizes are given"
+    )
 
 
 def other_size_step(name: str, size: int, root: Path, disk: Disk) -> str:

@@ -12,7 +12,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked, command
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout import names
-from stratalog.layout.index import HEADER
+from stratalog.layout.index import HEADER, file_size
 from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2
 from stratalog.layout.names import is_index_name, offset_name, offset_of
@@ -107,17 +107,30 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     if not opener:
         found.notes += _lost_end(found, settings, disk)
     found.queues.sort(key=lambda queue: (queue.topic, queue.queue_id))
-    for name in disk.files(root / names.INDEX):
-        if is_index_name(name):
-            with suppress(CorruptData):
-                header = HEADER.unpack(_read(root / names.INDEX / name, HEADER.size))
-                found.index_item_count += max(0, header.next_item - 1)
+    _map_index(found, settings, disk)
     try:
         note = read_config(root / names.CONFIG, TOPICS, disk).note
         found.notes += [note] if note else []
     except CorruptData as error:
         found.notes.append(str(error))
     return found
+
+
+def _map_index(found: StoreMap, settings: StoreSettings, disk: PrivateDisk) -> None:
+    """Count the items as the headers do. A file of another size than its slots and items make is damaged, or they are
+    not known."""
+    wanted, odd = file_size(settings.index_slot_count, settings.index_item_capacity), list[str]()
+    for name, size in disk.files(found.root / names.INDEX).items():
+        if is_index_name(name):
+            with suppress(CorruptData):
+                header = HEADER.unpack(_read(found.root / names.INDEX / name, HEADER.size))
+                found.index_item_count += max(0, header.next_item - 1)
+            odd += [f"{names.INDEX}/{name} has {size:,} bytes"] if size not in (0, wanted) else []
+    if odd and settings.message_index_enable:
+        found.notes.append(
+            f"{odd[0]}, and {settings.index_slot_count:,} slots and {settings.index_item_capacity:,} items make "
+            f"{wanted:,}: the file is damaged, or the store has other sizes; {command('verify', found.root)} says more"
+        )
 
 
 def _opened_by(root: Path) -> str:

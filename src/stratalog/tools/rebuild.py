@@ -372,8 +372,8 @@ def _told_unqueued(records: list[Record]) -> str:
 
 def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
     """Settings with the sizes that the old files had; of a damaged index, with RocketMQ's ratio of slots to items.
-    Queues have extensions if the broker gave the newest message one. Raises `ConfigurationError` for an index whose
-    slots and items cannot be told."""
+    Queues have extensions if the broker gave the newest message one. Raises `CorruptData` for an index whose slots
+    and items cannot be told."""
     disk = PrivateDisk()
     found = sized(settings, root, disk)
     found = replace(found, enable_consume_queue_ext=settings.enable_consume_queue_ext or _extends(root, disk))
@@ -382,10 +382,10 @@ def rebuild_settings(settings: StoreSettings, root: Path) -> StoreSettings:
             return replace(found, max_hash_slot_num=split[0], max_index_num=split[1])
         for name, size in disk.files(root / names.INDEX).items():
             if is_index_name(name) and size:
-                raise ConfigurationError(
-                    f"{root / names.INDEX / name}: its {size:,} bytes do not tell how many slots and items it has; "
-                    "give max_hash_slot_num and max_index_num as the broker has them, or "
-                    f"{remove_index_step(root / names.INDEX)}"
+                raise CorruptData(
+                    f"its {size:,} bytes do not tell how many slots and items it has; give max_hash_slot_num and "
+                    f"max_index_num as the broker has them, or {remove_index_step(root / names.INDEX, found)}",
+                    path=str(root / names.INDEX / name),
                 )
     return found
 

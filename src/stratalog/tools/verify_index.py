@@ -168,6 +168,7 @@ class IndexCheck:
 
     def __init__(self, root: Path, settings: StoreSettings, disk: PrivateDisk, report: VerifyReport) -> None:
         self._report, self._root, self._disk = report, root, disk
+        self._settings = settings
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
         self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
         self._files: list[_IndexFile] = []
@@ -197,7 +198,7 @@ class IndexCheck:
         """The index is built again with slots and items that were given or noted, or that another file shows."""
         if self._knows_sizes:
             return REPAIR
-        step = remove_index_step(self._root / INDEX)
+        step = remove_index_step(self._root / INDEX, self._settings)
         return f"give max_hash_slot_num and max_index_num as the store was written with; if the file is damaged, {step}"
 
     def check(self, chunk: Chunk) -> None:
