@@ -48,7 +48,8 @@ def verify(
     Body CRCs and the chains of the index are checked, too; queues and index are compared with the log, and every file
     with the others. Nothing is changed, nothing is recovered first, and a broker may be running.
 
-    Exit code 0: whole. 1: a problem was found. 2: the call is wrong, or the store cannot be read.
+    Exit code 0: whole. 1: a problem was found, or a file cannot be read. 2: the call is wrong, or nothing of the log
+    can be read.
     """
     warm_up()
     from stratalog.tools.verify import verify as check
@@ -71,7 +72,7 @@ def verify(
         print(summary(report, seconds))
         show_problems(report, limit)
     if not report.ok:
-        raise typer.Exit(DAMAGED)
+        raise typer.Exit(UNREADABLE if report.is_log_unreadable else DAMAGED)
 
 
 def summary(report: "VerifyReport", seconds: float) -> str:

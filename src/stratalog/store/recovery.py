@@ -247,8 +247,8 @@ def recover(
                 "that the queues still show",
                 path=str(log.directory),
             )
-        is_told = torn and (found.torn_size > 0 or len(torn) > 1)  # of zeros one unit alone does not tell
-        if clean and end == log.first_offset and (is_told or _leads_in(dispatcher, log)):
+        shows_more = torn and (found.torn_size > 0 or len(torn) > 1)  # of zeros one unit alone does not tell
+        if clean and end == log.first_offset and (shows_more or _leads_in(dispatcher, log)):
             raise CorruptData(
                 f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "
                 "of commitlog/",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stratalog.errors import with_store
 from stratalog.layout.message import FIXED_SIZE_V1
+from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.disk import SMALL_FILE_SIZE_MAX, MappedFile, OpenFile, PrivateDisk
 from stratalog.store.os_errors import next_step
 from stratalog.store.recovery import Damage
@@ -96,6 +97,12 @@ class VerifyReport:
         """Whether not one whole record is left of those that there were."""
         is_told = self.damages or any(problem.part in ("log", "queue") for problem in self.problems)
         return not self.record_count and not self.unreadable and bool(is_told)
+
+    @property
+    def is_log_unreadable(self) -> bool:
+        """Whether nothing was checked: the system does not let files of the log be read, and the others hold no
+        record."""
+        return not self.record_count and self.is_unreadable_in(Path(self.root) / COMMIT_LOG)
 
     def add(self, problem: Problem) -> None:
         with _adding:  # queues and index are checked beside each other
