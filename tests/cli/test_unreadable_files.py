@@ -10,6 +10,7 @@ import pytest
 import stratalog
 from cli.calls import SETTINGS, Call
 
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with two files of the log."""

@@ -1,6 +1,6 @@
 """`stratalog inspect`: the map of a store or a tier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,12 @@ def _store_map(found: "StoreMap") -> dict[str, Any]:
             "damagedAt": found.damage_begin,
         },
         "dispatchBehind": found.dispatch_lag,
+        "unqueued": found.unqueued_count,
+        "shortQueues": [
+            {"topic": one.topic, "queueId": one.queue_id, "maxOffset": one.max_offset, "sealedEnd": one.sealed_end}
+            for one in found.short_queues
+        ],
+        "closedProperly": found.is_closed,
         "index": {"items": found.index_item_count},
         "notes": found.notes,
         "queues": queues,
@@ -194,8 +200,10 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     }
     if log["firstStoreTimestamp"] is not None and log["lastStoreTimestamp"] is not None:
         heading["stored"] = f"{time_text(log['firstStoreTimestamp'])} to {time_text(log['lastStoreTimestamp'])} (UTC)"
-    if shown["dispatchBehind"]:
-        heading["behind"] = f"{size_text(shown['dispatchBehind'])} of the log are in no queue yet"
+    if shown["dispatchBehind"] and not shown["closedProperly"]:
+        heading["behind"] = f"at least {size_text(shown['dispatchBehind'])} of the log are in no queue yet"
+    if missing := list(_missing(shown)):
+        heading["missing"] = f"{'; '.join(missing)}: see {command('verify', shown['path'])}"
     if log["damagedAt"] is not None:
         heading["damaged"] = f"at log offset {log['damagedAt']:,}: see {command('verify', shown['path'])}"
     if shown.get("notes"):
@@ -203,6 +211,18 @@ def _heading(shown: dict[str, Any]) -> dict[str, str]:
     if "lag" in shown:
         heading["lag"] = f"{counted(shown['lag'], 'message')} are not in {shown['tier']} yet"
     return heading
+
+
+def _missing(shown: dict[str, Any]) -> Iterator[str]:
+    """What the queues of a store that was closed properly lack."""
+    if shown["unqueued"]:
+        yield f"at least {counted(shown['unqueued'], 'message')} of the log in no queue"
+    if short := shown["shortQueues"]:
+        name = f"{clean(short[0]['topic'])}/{short[0]['queueId']}"
+        yield (
+            f"queues that end before they did at the last clean stop: {len(short):,}, the first {name} at offset "
+            f"{short[0]['maxOffset']:,} instead of {short[0]['sealedEnd']:,}"
+        )
 
 
 _MORE_COLUMNS = (

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, NotAStore, StoreLocked, command
@@ -14,22 +15,27 @@ from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout import names
 from stratalog.layout.index import HEADER, file_size
 from stratalog.layout.light import is_light
-from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2
-from stratalog.layout.names import is_index_name, offset_name, offset_of
+from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2, Record, decode_record
+from stratalog.layout.names import is_index_name, is_topic, offset_name, offset_of
 from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_filler
-from stratalog.layout.record import Layout
-from stratalog.layout.sysflag import HOSTS_MASK
+from stratalog.layout.record import OFFSETS_END, Layout
+from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.config_files import TOPICS, read_config
-from stratalog.store.disk import OpenFile, PrivateDisk
+from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import check_given_sizes, completed, guess_text
+from stratalog.store.snapshot import sealed_ends
 from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
 
 _SCAN_COUNT = 1 << 14
+_NEWEST_COUNT = 1 << 12
+"""About so many of the newest records are looked for in their queues."""
+_WALKED_SIZE_MAX = 64 << 20
+"""The newest file of the log is walked, and more only up to that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +54,23 @@ class QueueMap:
     """Log offset after the newest message that the queue knows."""
 
 
+class ShortQueue(NamedTuple):
+    """A queue that lost its newest messages. Queue offsets."""
+
+    topic: str
+    queue_id: int
+    max_offset: int
+    sealed_end: int
+
+
 @dataclass(slots=True)
 class StoreMap:
     """What a store holds. `state` says how it was left; `damage_begin` where the newest file cannot be read, if so."""
 
     root: Path
     state: str
+    is_closed: bool
+    """Whether it was closed properly, and nobody has it open."""
     file_size: int
     log_begin: int = 0
     log_end: int = 0
@@ -62,6 +79,10 @@ class StoreMap:
     damage_begin: int | None = None
     index_item_count: int = 0
     queues: list[QueueMap] = field(default_factory=list)
+    unqueued_count: int = 0
+    """Newest records of a store that was closed properly which should be in a queue, and follow its newest message."""
+    short_queues: list[ShortQueue] = field(default_factory=list)
+    """Queues that end before they did at the last clean stop of stratalog."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -85,8 +106,9 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     settings = settings or StoreSettings()
     check_given_sizes(settings, root, disk)
     settings, guessed = completed(settings, root, disk, small=False)
-    opener, how_left = _opened_by(root), "closed properly" if was_closed(root, disk) else "not closed properly"
-    found = StoreMap(root, opener or how_left, settings.commit_log_file_size)
+    opener, was_left_well = _opened_by(root), was_closed(root, disk)
+    state = opener or ("closed properly" if was_left_well else "not closed properly")
+    found = StoreMap(root, state, was_left_well and not opener, settings.commit_log_file_size)
     found.notes += [guess_text(guessed)] if guessed else []
     try:
         check_finished(root)
@@ -94,7 +116,7 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
         found.notes.append(str(error))
     log = _Log(root, disk, settings.commit_log_file_size)
     try:
-        _map_log(found, log)
+        newest = _map_log(found, log)
         for tree, layout, kind in (
             (names.CONSUME_QUEUE, UNIT, "Simple"), (names.BATCH_CONSUME_QUEUE, BATCH_UNIT, "Batch")
         ):  # fmt: skip
@@ -106,6 +128,9 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
         log.close()
     if not opener:
         found.notes += _lost_end(found, settings, disk)
+    if found.is_closed:  # else opening adds what is missing
+        found.unqueued_count = _unqueued_count(newest, found.queues)
+        found.short_queues = sorted(_short_queues(found, disk))
     found.queues.sort(key=lambda queue: (queue.topic, queue.queue_id))
     _map_index(found, settings, disk)
     try:
@@ -190,44 +215,71 @@ class _Log:
             file.close()
 
 
-def _map_log(found: StoreMap, log: _Log) -> None:
-    """Begin and end of the log: the newest file that holds a record is walked, without its bodies' CRCs."""
-    if not log.starts:
-        return
-    found.log_begin = found.log_end = log.starts[0]
-    found.first_timestamp = log.store_timestamp(log.starts[0])
+def _map_log(found: StoreMap, log: _Log) -> list[Record]:
+    """Begin and end of the log: the newest file that holds a record is walked, without its bodies' CRCs, and if it is
+    small, those before it. Returns the newest records in them, without their bodies."""
+    newest = list[Record]()
+    if log.starts:
+        found.log_begin = found.log_end = log.starts[0]
+        found.first_timestamp = log.store_timestamp(log.starts[0])
     for start in reversed(log.starts):
         path = log.directory / offset_name(start)
+        if newest and (len(newest) >= _NEWEST_COUNT or found.log_end - start > _WALKED_SIZE_MAX):
+            break
         if not path.stat().st_size:
             continue
-        end, newest, damage = _walk(path, start, log.disk)
-        if newest is not None:
+        end, records, damage = _walk(path, start, log.disk)
+        if records and not newest:
             found.log_end, found.damage_begin = end, damage
-            found.last_timestamp = log.store_timestamp(newest)
-            return
+            found.last_timestamp = records[-1].store_timestamp
+        newest = records + newest
+    return newest
 
 
-def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, int | None, int | None]:
-    """Log offsets: after the last record of a file, of that record, and where bytes that are no record begin."""
+def _unqueued_count(newest: list[Record], queues: list[QueueMap]) -> int:
+    ends = {(queue.topic, queue.queue_id): queue.log_end for queue in queues}
+    ends |= {key: OFFSETS_END for key, end in ends.items() if not end}  # it ends with a message that was lost
+    return sum(
+        record.commit_log_offset >= ends.get((topic, record.queue_id), 0)
+        for record in newest
+        if enters_queue(record.sys_flag) and is_topic(topic := record.topic.decode(errors="replace"))
+    )
+
+
+def _short_queues(found: StoreMap, disk: PrivateDisk) -> Iterator[ShortQueue]:
+    ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in found.queues}
+    for key, sealed_end in sealed_ends(found.root, disk).items():
+        if ends.get(key, 0) < sealed_end:
+            yield ShortQueue(*key, ends.get(key, 0), sealed_end)
+
+
+def _walk(path: Path, base: int, disk: PrivateDisk) -> tuple[int, list[Record], int | None]:
+    """The log offset after the last record of a file, the newest records, and the log offset where bytes that are no
+    record begin."""
     file = disk.map(path)
     file.populate(0, file.data_end)
     positions, sizes = np.empty(_SCAN_COUNT, np.int64), np.empty(_SCAN_COUNT, np.int32)
-    position, newest, damage, seen = 0, None, None, -1
+    position, newest, damage, seen = 0, np.empty(0, np.int64), None, -1
     while True:
         count, position, status = scan(file.address, position, file.size, base, TRUST, positions, sizes)
-        newest = base + int(positions[count - 1]) if count else newest
+        newest = np.concatenate((newest, positions[:count]))[-_NEWEST_COUNT:]
         if status == ScanStatus.FULL:
             continue
         if closes_file(file, position, base):
-            return base + file.size, newest, damage
+            return base + file.size, _records(file, newest), damage
         following = next_record(file, position + 1, base)
         if following < 0:
-            return base + position, newest, damage
+            return base + position, _records(file, newest), damage
         if position != seen:
             seen = position  # scanned again: a writer may have put it since
             continue
         damage = base + position if damage is None else damage
         position = following
+
+
+def _records(file: MappedFile, positions: NDArray[np.int64]) -> list[Record]:
+    found = (decode_record(file.view.data, position, verify=False) for position in positions.tolist())
+    return [replace(record, body=b"") for record in found]
 
 
 class _Units:
@@ -238,13 +290,19 @@ class _Units:
         self._layout = layout
         self._starts = [start for start, size in sizes.items() if size >= layout.size]
         self._counts = [sizes[start] // layout.size for start in self._starts]
-        self._files = [disk.open(directory / offset_name(start)) for start in self._starts[-1:]]
+        self._files: list[OpenFile] = []
         self._directory, self._disk = directory, disk
         self.first = self._starts[0] // layout.size if self._starts else 0
         self.end = self.first
-        if self._starts:
+        while self._starts:  # a newest file without a unit is a new one; or both were zeroed
+            self._files = [disk.open(directory / offset_name(self._starts[-1]))]
             begin = self._starts[-1] // layout.size
             self.end = begin + self._bisect(begin, self._counts[-1])
+            if self.end > begin or len(self._starts) == 1:
+                break
+            self._files.pop().close()
+            self._starts.pop()
+            self._counts.pop()
 
     def _bisect(self, begin: int, count: int) -> int:
         low, high = 0, count
