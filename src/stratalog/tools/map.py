@@ -18,7 +18,7 @@ from stratalog.layout.light import is_light
 from stratalog.layout.message import HEAD, HEADS, MAGIC_V1, MAGIC_V2, Record, decode_record
 from stratalog.layout.names import is_index_name, is_topic, offset_name, offset_of
 from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_filler
-from stratalog.layout.record import OFFSETS_END, Layout
+from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk
@@ -26,7 +26,7 @@ from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.opening import check_finished
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import check_given_sizes, completed, guess_text
-from stratalog.store.snapshot import sealed_ends
+from stratalog.store.snapshot import sealed_begins, sealed_ends
 from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
@@ -80,7 +80,7 @@ class StoreMap:
     index_item_count: int = 0
     queues: list[QueueMap] = field(default_factory=list)
     unqueued_count: int = 0
-    """Newest records of a store that was closed properly which should be in a queue, and follow its newest message."""
+    """Of the newest records of a store that was closed properly, those that are missing at an end of their queue."""
     short_queues: list[ShortQueue] = field(default_factory=list)
     """Queues that end before they did at the last clean stop of stratalog."""
     notes: list[str] = field(default_factory=list)
@@ -129,7 +129,7 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     if not opener:
         found.notes += _lost_end(found, settings, disk)
     if found.is_closed:  # else opening adds what is missing
-        found.unqueued_count = _unqueued_count(newest, found.queues)
+        found.unqueued_count = _unqueued_count(found, newest, disk)
         found.short_queues = sorted(_short_queues(found, disk))
     found.queues.sort(key=lambda queue: (queue.topic, queue.queue_id))
     _map_index(found, settings, disk)
@@ -236,14 +236,25 @@ def _map_log(found: StoreMap, log: _Log) -> list[Record]:
     return newest
 
 
-def _unqueued_count(newest: list[Record], queues: list[QueueMap]) -> int:
-    ends = {(queue.topic, queue.queue_id): queue.log_end for queue in queues}
-    ends |= {key: OFFSETS_END for key, end in ends.items() if not end}  # it ends with a message that was lost
-    return sum(
-        record.commit_log_offset >= ends.get((topic, record.queue_id), 0)
-        for record in newest
-        if enters_queue(record.sys_flag) and is_topic(topic := record.topic.decode(errors="replace"))
-    )
+def _unqueued_count(found: StoreMap, newest: list[Record], disk: PrivateDisk) -> int:
+    """How many of these records follow their queue's newest message, or have an offset before its oldest one. A queue
+    that begins where the last clean stop says has no such oldest message."""
+    begins = sealed_begins(found.root, disk)
+    known = {
+        (queue.topic, queue.queue_id): (
+            0 if (queue.topic, queue.queue_id) in begins else queue.min_offset,
+            queue.log_end,
+        )
+        for queue in found.queues
+    }
+    count = 0
+    for record in newest:
+        topic = record.topic.decode(errors="replace")
+        first, log_end = known.get((topic, record.queue_id), (0, -1))
+        is_lost = record.commit_log_offset >= log_end or record.queue_offset < first
+        ends_with_lost = not log_end  # its newest unit stands for a message that was lost
+        count += is_lost and not ends_with_lost and enters_queue(record.sys_flag) and is_topic(topic)
+    return count
 
 
 def _short_queues(found: StoreMap, disk: PrivateDisk) -> Iterator[ShortQueue]:
@@ -330,7 +341,12 @@ class _Units:
         while low < high:
             middle = (low + high) // 2
             unit = self.unit(middle)
-            if unit.commit_log_offset < commit_log_offset or (unit.size == FILLER_SIZE and not unit.commit_log_offset):
+            is_zeroed = unit.size <= 0
+            if (
+                is_zeroed
+                or unit.commit_log_offset < commit_log_offset
+                or (unit.size == FILLER_SIZE and not unit.commit_log_offset)
+            ):
                 low = middle + 1
             else:
                 high = middle
