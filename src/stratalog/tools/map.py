@@ -237,21 +237,16 @@ def _map_log(found: StoreMap, log: _Log) -> list[Record]:
 
 
 def _unqueued_count(found: StoreMap, newest: list[Record], disk: PrivateDisk) -> int:
-    """How many of these records follow their queue's newest message, or have an offset before its oldest one. A queue
-    that begins where the last clean stop says has no such oldest message."""
-    begins = sealed_begins(found.root, disk)
-    known = {
-        (queue.topic, queue.queue_id): (
-            0 if (queue.topic, queue.queue_id) in begins else queue.min_offset,
-            queue.log_end,
-        )
-        for queue in found.queues
-    }
-    count = 0
+    """How many of these records follow their queue's newest message, or have an offset before its oldest one. Where the
+    last clean stop says where a queue begins, records before that are of a topic that was deleted."""
+    begins, count = sealed_begins(found.root, disk), 0
+    known = {(queue.topic, queue.queue_id): (queue.min_offset, queue.log_end) for queue in found.queues}
     for record in newest:
-        topic = record.topic.decode(errors="replace")
-        first, log_end = known.get((topic, record.queue_id), (0, -1))
-        is_lost = record.commit_log_offset >= log_end or record.queue_offset < first
+        key = topic, _ = record.topic.decode(errors="replace"), record.queue_id
+        first, log_end = known.get(key, (0, -1))
+        begin = begins.get(key)
+        is_lost = record.commit_log_offset >= max(log_end, begin.commit_log_offset if begin else 0)
+        is_lost |= record.queue_offset < first and not begin
         ends_with_lost = not log_end  # its newest unit stands for a message that was lost
         count += is_lost and not ends_with_lost and enters_queue(record.sys_flag) and is_topic(topic)
     return count
