@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratalog.errors import counted
-from stratalog.layout.names import COMMIT_LOG
 
 if TYPE_CHECKING:
     from stratalog.store.message import Message
@@ -245,6 +244,8 @@ def tell(text: str) -> None:
 
 def tell_owner(root: Path, *, copied_from: Path | None = None) -> None:
     """Remark that root made files in another user's store: the broker of that user cannot open them."""
+    from stratalog.layout.names import COMMIT_LOG
+
     log = (copied_from or root) / COMMIT_LOG
     if os.geteuid() == 0 and log.exists() and log.stat().st_uid:
         chown = shlex.join(["chown", "-R", f"--reference={log}", str(root)])

@@ -269,8 +269,14 @@ class _Descriptor:
     """The same for what `io.FileIO` does not take: directories, and other flags. No signal handler runs between the
     opening and the store into the list, or between the closing and the removal from it."""
 
+    fds: list[int]
+
+    def __new__(cls, *_: object) -> Self:
+        self = super().__new__(cls)
+        self.fds = []  # before `__init__`, which a signal handler may keep from running
+        return self
+
     def __init__(self, path: Path, flags: int) -> None:
-        self.fds: list[int] = []
         self.fds += map(os.open, (path,), (flags,))
 
     def close(self) -> None:
