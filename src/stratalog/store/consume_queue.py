@@ -42,6 +42,8 @@ class ConsumeQueue:
         self._old_end = 0
         self.end_offset = 0
         self.is_damaged = False
+        self.unordered_end = -1
+        """The end that `load` found, if the unit there points to an older record than one before it."""
         self.is_replaced = False
         """Its files are another queue's: no unit counts."""
         self.is_kept: Callable[[Sequence[int]], bool] | None = None
@@ -92,7 +94,10 @@ class ConsumeQueue:
                 units = np.frombuffer(self._files.read(position, min(chunk, end - position)), UNIT.dtype)
                 count, newest = sound_count(units, newest)
                 if count < len(units):
-                    return position // UNIT.size + count
+                    sound_end = position // UNIT.size + count
+                    if units["size"][count] > 0:
+                        self.unordered_end = sound_end
+                    return sound_end
             if end < start + self.file_size:
                 return end // UNIT.size
         return self._files.end // UNIT.size

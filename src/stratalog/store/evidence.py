@@ -256,6 +256,9 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
         return _begins(log, commit_log_offset, size)
     if record.total_size != size or not is_in_queue(record, queue, queue_offset):
         return False
+    is_doubtful = isinstance(queue, ConsumeQueue) and queue.unordered_end == queue_offset + 1  # or the unit after it is
+    if is_doubtful and _may_be_light(queue) and light_offset(record.properties, queue.topic) > queue_offset:
+        return False
     if isinstance(queue, BatchQueue):
         covered = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
         if (unit[3], unit[5]) != (record.store_timestamp, covered):
