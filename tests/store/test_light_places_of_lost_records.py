@@ -111,7 +111,7 @@ def test_what_is_put_after_the_log_was_lost_stands_in_its_light_queues(count: in
     with LIGHT_KIND.open(root) as store:
         for number in range(count):
             LIGHT_KIND.put(store, 6 * number, Content())
-    STATES["closed by RocketMQ"](root)
+    STATES["killed"](root)
     path = root / "commitlog" / f"{0:020d}"
     path.write_bytes(bytes(path.stat().st_size))
     with LIGHT_KIND.open(root) as store:
