@@ -219,7 +219,7 @@ def recover(
         check_belonging(log, dispatcher)
     may_lack_files = clean and seal is None and log.files and not log.read_only
     past_end = _leads_past_end(log, dispatcher) if may_lack_files else None
-    vouched_end = seal.log_end_offset if seal else _closed_end(log, dispatcher) if clean else 0
+    vouched_end = seal.log_end_offset if seal else closed_end(log, dispatcher) if clean else 0
     torn = drop_torn(log, dispatcher, damages, only_batches=untouched)
     intact = torn is not None and queues_are_intact(log, seal, dispatcher)
     start = log.first_offset
@@ -426,7 +426,7 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
     return past_end[0] if len(past_end) > 1 else None
 
 
-def _closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
+def closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     """Where the log ended when RocketMQ closed the store properly, if its end was overwritten since: the newest units
     point to after it, two or more, of queues that find their messages before it. 0 if not: a unit alone may be
     damaged."""

@@ -14,7 +14,7 @@ from stratalog.store.dispatch import Dispatcher
 from stratalog.store.evidence import drop_torn, unit_counts
 from stratalog.store.index_file import Index
 from stratalog.store.queue_set import QueueSet
-from stratalog.store.recovery import Damage, is_intact
+from stratalog.store.recovery import Damage, closed_end, is_intact
 from stratalog.store.snapshot import load_queues
 from stratalog.store.topics import Topics
 
@@ -41,6 +41,12 @@ def counted_queues(root: Path, settings: StoreSettings, log_end: int) -> tuple[i
     with _loaded(root, settings, PrivateDisk()) as (log, dispatcher, damages):
         drop_torn(log, dispatcher, damages, only_batches=False)
         return unit_counts(dispatcher, log_end)
+
+
+def end_when_closed(root: Path, settings: StoreSettings) -> int:
+    """Where the log ended when RocketMQ closed the store, if its end was overwritten since; else 0."""
+    with _loaded(root, settings, PrivateDisk()) as (log, dispatcher, _):
+        return closed_end(log, dispatcher)
 
 
 def is_rebuilt_by_opening(root: Path, settings: StoreSettings, log_end: int) -> bool:

@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, CorruptData, counted
+from stratalog.errors import ConfigurationError, StratalogError, counted
 from stratalog.helpers import thread_pool
 from stratalog.layout.message import LOST_FLAG, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
@@ -35,7 +36,7 @@ from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.sizes import check_given_sizes, completed, contradicted_notes, guess_text
-from stratalog.tools.opened import is_rebuilt_by_opening
+from stratalog.tools.opened import end_when_closed, is_rebuilt_by_opening
 from stratalog.tools.own_files import refuse_without_log
 from stratalog.tools.survey import CUT, MISSING, UNREADABLE, WILD, DamageJoin, FileSurvey, survey_log
 from stratalog.tools.unqueued import lost_ends
@@ -163,10 +164,10 @@ def _verify(
         advance=count.add,
         misnamed=misnamed,
     )
-    cut = dict[int, _Cut]()
+    cut, known_end = dict[int, _Cut](), partial(_known_end, root, settings, disk, is_closed=report.clean)
     with closing(queues):
         with thread_pool(len(checks), "stratalog-verify") as pool:
-            for chunk in _chunks(surveys, report, _sealed_end(root, disk), misnamed, cut):
+            for chunk in _chunks(surveys, report, known_end, misnamed, cut):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
                     done.result()
@@ -203,11 +204,11 @@ def _verify(
     return report
 
 
-def _sealed_end(root: Path, disk: ReportingDisk) -> int:
-    """Log offset that the log had reached when the checkpoint was written; 0 where that is not known."""
-    with contextlib.suppress(Unreadable, CorruptData):  # the report has it, or will
+def _known_end(root: Path, settings: StoreSettings, disk: ReportingDisk, *, is_closed: bool) -> int:
+    """Log offset that the log had reached at the last stop, as far as opening knows it; else 0."""
+    with contextlib.suppress(StratalogError, OSError):  # the report has it, or will
         seal = Checkpoint.load(root, disk).seal
-        return seal.log_end_offset if seal else 0
+        return seal.log_end_offset if seal else end_when_closed(root, settings) if is_closed else 0
     return 0
 
 
@@ -313,7 +314,7 @@ def _cut_records(survey: FileSurvey) -> Iterator[tuple[int, _Cut]]:
 
 
 def _chunks(
-    surveys: Iterator[FileSurvey], report: VerifyReport, sealed_end: int, misnamed: Mapping[str, str],
+    surveys: Iterator[FileSurvey], report: VerifyReport, known_end: Callable[[], int], misnamed: Mapping[str, str],
     cut: dict[int, _Cut],
 ) -> Iterator[Chunk]:  # fmt: skip
     """Every whole record from the log's beginning to its end. Damage between them goes into the report before the
@@ -345,7 +346,7 @@ def _chunks(
         if last.reason == UNREADABLE:
             report.damages.append(Damage(report.log_end, last.base_offset + last.full_size, UNREADABLE))
         elif join.open_begin is not None:
-            _end_of_log(report, last, join, sealed_end, is_misnamed=max(foreign, default=-1) >= join.open_begin)
+            _end_of_log(report, last, join, known_end, is_misnamed=max(foreign, default=-1) >= join.open_begin)
         last.close()
 
 
@@ -363,15 +364,16 @@ def _report_damage(report: VerifyReport, damage: Damage, survey: FileSurvey) -> 
 
 
 def _end_of_log(
-    report: VerifyReport, last: FileSurvey, join: DamageJoin, sealed_end: int, *, is_misnamed: bool
+    report: VerifyReport, last: FileSurvey, join: DamageJoin, known_end: Callable[[], int], *, is_misnamed: bool
 ) -> None:  # fmt: skip
     """No record follows: the log ends here. Something written after the end is a record that was never finished, if
     the log is not known to have reached further."""
     assert join.open_begin is not None
-    is_cut_off = join.is_unfinished and join.open_begin >= sealed_end
     position = join.open_begin % last.full_size
     path = last.path.with_name(f"{join.open_begin - position:020d}")
     report.torn_size = max(0, join.written_end - join.open_begin)
+    kept_end = known_end() if report.torn_size else 0
+    is_cut_off = join.is_unfinished and join.open_begin >= kept_end
     if report.torn_size and (report.clean or not join.is_unfinished):
         if not is_misnamed:
             report.add(
@@ -390,5 +392,5 @@ def _end_of_log(
         report.notes.append(
             f"{path} at byte {position:,}: {counted(report.torn_size, 'byte')} of an unfinished record; the next "
             "opening for "
-            + ("writing cuts them off" if is_cut_off else f"writing goes on after them, at log offset {sealed_end:,}")
+            + ("writing cuts them off" if is_cut_off else f"writing goes on after them, at log offset {kept_end:,}")
         )
