@@ -21,15 +21,19 @@ COMMANDS = {
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("is_link", [False, True])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_gives_all_files_to_the_stores_user(
-    name: str, small_store: Path, tmp_path: Path, call: Call
+    name: str, is_link: bool, small_store: Path, tmp_path: Path, call: Call
 ) -> None:
     flip_body(small_store, b"body 0-4")
+    named = tmp_path / "link" if is_link else small_store
+    if is_link:
+        named.symlink_to(small_store)
     for path in (small_store, *small_store.rglob("*")):
         os.chown(path, USER, USER)
     copy = tmp_path / "a copy"
-    result = call(*({"STORE": str(small_store), "COPY": str(copy)}.get(word, word) for word in COMMANDS[name]))
+    result = call(*({"STORE": str(named), "COPY": str(copy)}.get(word, word) for word in COMMANDS[name]))
     (printed,) = re.findall(r"note: root owns the files that were made.*`(chown .*)`", result.stderr)
     root = copy if copy.exists() else small_store
     assert any(path.stat().st_uid != USER for path in root.rglob("*"))

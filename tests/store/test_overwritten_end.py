@@ -139,3 +139,19 @@ def test_a_record_cut_in_its_properties_is_kept_by_repair_after_an_opening_too(
         kind.open(root).close()
         assert plan_repair(root, settings=settings_of(kind)).damaged_properties == damaged, back
         shutil.rmtree(root)
+
+
+@pytest.mark.parametrize(("count", "lost_count"), [(3, 2), (4, 2), (4, 3), (5, 3), (6, 4)])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND], ids=str)
+def test_a_few_messages_are_enough(kind: Kind, count: int, lost_count: int, tmp_path: Path) -> None:
+    """Queues may have no message left."""
+    content = kind.made(tmp_path, count=count)
+    STATES["closed by RocketMQ"](tmp_path)
+    places = sorted({one.commit_log_offset for queue in content.queues.values() for one in queue.values()})
+    zeroed(tmp_path, places[-lost_count], places[-1] + 2000)
+    for _ in range(2):
+        with kind.open(tmp_path) as store:
+            assert "repair" in store.recovery.warning
+            assert {key: store.queue(*key).max_offset for key in content.queues} == {
+                key: len(queue) for key, queue in content.queues.items()
+            }

@@ -683,6 +683,8 @@ def test_no_damage_makes_a_topic_look_as_if_it_had_been_created_again(
     # A record that names another queue's place stands in front of it, until it is repaired.
     assert not report.deleted_count or (name.startswith("queue id") and not report.ok)
     is_named = any(filter(None, reports.texts)) or not report.ok or report.missing
+    if any("not one whole record" in text for text in reports.texts):
+        return  # opening refuses
     with kind.open(root, mode="r") as store:
         for queue in kind.queues:
             found, errors, _ = read_on(store.queue(*queue))

@@ -248,7 +248,7 @@ def tell_owner(root: Path, *, copied_from: Path | None = None) -> None:
 
     log = (copied_from or root) / COMMIT_LOG
     if os.geteuid() == 0 and log.exists() and log.stat().st_uid:
-        chown = shlex.join(["chown", "-R", f"--reference={log}", str(root)])
+        chown = shlex.join(["chown", "-RH", f"--reference={log}", str(root)])
         tell(f"note: root owns the files that were made; give them to the user of the broker: `{chown}`")
 
 

@@ -428,8 +428,8 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
 
 def closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     """Where the log ended when RocketMQ closed the store properly, if its end was overwritten since: the newest units
-    point to after it, two or more, of queues that find their messages before it. 0 if not: a unit alone may be
-    damaged."""
+    point to after it, two or more, of queues that find their messages before it or begin there. 0 if not: a unit alone
+    may be damaged."""
     near = range(log.first_offset, log.end_offset)
     newest = [
         (queue, (unit[0], unit[0] + unit[1])) for queue in dispatcher.queues.values()
@@ -438,16 +438,21 @@ def closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     if not newest or is_record(log, max(begin for _, (begin, _) in newest)):
         return 0
     end = LogScan(log, log.first_offset, log.end_offset, looks_for_torn=False).run().end_offset
-    queues = {queue for queue, (begin, _) in newest if begin >= end and _finds_message_before(log, queue, end)}
-    lost = {unit for queue, unit in newest if queue in queues and end <= unit[0] < unit[1] <= log.end_offset}
+    finds = {queue: _finds_message_before(log, queue, end) for queue, (begin, _) in newest if begin >= end}
+    if not any(finds.values()):
+        return 0
+    lost = {unit for queue, unit in newest if finds.get(queue) is not False and end <= unit[0] < unit[1] <= near.stop}
     return max(stop for _, stop in lost) if len(lost) > 1 else 0
 
 
-def _finds_message_before(log: CommitLog, queue: UnitQueue, commit_log_offset: int) -> bool:
-    """Whether the queue's newest message before a log offset is where its unit says, or has expired."""
+def _finds_message_before(log: CommitLog, queue: UnitQueue, commit_log_offset: int) -> bool | None:
+    """Whether the queue's newest message before a log offset is where its unit says, or has expired; None without
+    one."""
     unit = queue.unit_before(commit_log_offset)
-    if unit is None or is_filler(*unit[1:3]) or unit[0] < log.first_offset:
-        return unit is not None
+    if unit is None:
+        return None
+    if is_filler(*unit[1:3]) or unit[0] < log.first_offset:
+        return True
     record = leads_to_record(log, unit)
     if record is None:
         return False
