@@ -208,7 +208,7 @@ def test_an_index_file_of_a_wrong_length_tells_a_writer_no_wrong_slots(
         assert len(store.query("t", key="k")) == 1
     with pytest.raises(ConfigurationError, match="Give max_hash_slot_num and max_index_num"):
         stratalog.open(tmp_path, **QUIET)
-    with pytest.raises(ConfigurationError, match="give max_hash_slot_num and max_index_num"):
+    with pytest.raises(CorruptData, match="give max_hash_slot_num and max_index_num"):
         plan_repair(tmp_path)
     assert json.loads((tmp_path / names.SIZES).read_bytes()) == note
     assert repair(plan_repair(tmp_path, settings=StoreSettings.make(TINY | right))).ok
@@ -439,7 +439,7 @@ def test_a_size_is_taken_only_if_a_file_has_it_and_the_setting_can(
     if fault in ("renamed", "added") or (is_noted and "cut" not in fault):
         assert {name: sizes[name] for name in found} == found
     if SHOWN_BY[name] == names.INDEX and "cut" in fault and not is_noted:
-        with pytest.raises(ConfigurationError, match="give max_hash_slot_num and max_index_num"):
+        with pytest.raises(CorruptData, match="give max_hash_slot_num and max_index_num"):
             plan_repair(root)
     elif SHOWN_BY[name] != names.COMMIT_LOG:
         assert repair(plan_repair(root)).ok
