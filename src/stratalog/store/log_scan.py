@@ -48,8 +48,8 @@ class Damage:
 
     @property
     def may_be_torn(self) -> bool:
-        """Whether it may begin with a record that a crash tore. That is told from a whole one by zeros at its end
-        alone, for which only a torn record is looked into."""
+        """Whether it may begin with a record that a crash tore. Only zeros at the record's end distinguish it from a
+        whole one, and they are checked only after a crash."""
         return self.reason == ScanStatus.BAD_LENGTHS.name
 
 

@@ -104,7 +104,7 @@ class QueueSet:
             )
 
     def take_for_batch(self, topic: str) -> bool:
-        """Let a topic be of type BatchCQ of which only a batch in the log tells it."""
+        """Make a topic BatchCQ because its first record in the log is a batch."""
         is_taken = is_topic(topic) and self._topics.take_for_batch(topic)
         self.has_special |= is_taken
         return is_taken

@@ -247,7 +247,7 @@ def recover(
                 "that the queues still show",
                 path=str(log.directory),
             )
-        shows_more = torn and (found.torn_size > 0 or len(torn) > 1)  # of zeros one unit alone does not tell
+        shows_more = torn and (found.torn_size > 0 or len(torn) > 1)  # a single unit may be damaged
         if clean and end == log.first_offset and (shows_more or _leads_in(dispatcher, log)):
             raise CorruptData(
                 f"the store was closed properly, and not one whole record is in its log: {RESTORE_LOG}, and the files "

@@ -160,7 +160,7 @@ def place_in(queue: "Queue", message: Message) -> None:
 
 def _ahead_at_end(queue: "Queue") -> int:
     """By how much the offset in the newest record of a light queue is larger than its unit's place; 0 where the newest
-    unit leads to a record that never named the queue: units were exchanged."""
+    unit points to a record that never named the queue: units were exchanged."""
     units = queue.store.units_of(queue)
     for queue_offset in range(units.end_offset - 1, units.first_offset - 1, -1):
         commit_log_offset, size, _ = units.unit(queue_offset)

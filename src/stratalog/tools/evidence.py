@@ -481,8 +481,8 @@ class Evidence:
         self, queue: QueueEvidence, files: NDArray[np.int64], numbers: NDArray[np.int64], offsets: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> NDArray[np.bool_]:  # fmt: skip
-        """Units of the files, of a queue that is no light one, in which none finds its message, and more than one leads
-        where another queue's does: they are that queue's."""
+        """Mask of the units that were copied from another queue: in their file no unit matches its record, and two or
+        more point where another queue's units do. Light queues share records, and are left out."""
         agreeing = np.unique(files[self._support(queue, numbers, offsets, counts)])
         is_strange = ~np.isin(files, agreeing)
         if is_light(queue.key[0]) or not (is_strange & self._is_covered(offsets)).any():
@@ -579,8 +579,8 @@ class Evidence:
 
 
 def doubled_offsets(root: Path, disk: Disk) -> NDArray[np.int64]:
-    """Log offsets that units of more than one queue lead to, light queues left out. A message stands in one of them:
-    two that have several in common are a queue and a copy of its file."""
+    """Log offsets that units of two or more queues point to, except light queues. A message is in one queue: two that
+    share several are a queue and a copy of its file."""
     led: dict[QueueKey, list[NDArray[np.int64]]] = defaultdict(list)
     for tree, layout in QUEUE_LAYOUTS.items():
         for topic, queue_id, directory in queue_directories(root, tree, disk):

@@ -247,7 +247,7 @@ def _unqueued_count(found: StoreMap, newest: list[Record], disk: PrivateDisk) ->
         begin = begins.get(key)
         is_lost = record.commit_log_offset >= max(log_end, begin.commit_log_offset if begin else 0)
         is_lost |= record.queue_offset < first and not begin
-        ends_with_lost = not log_end  # its newest unit stands for a message that was lost
+        ends_with_lost = not log_end  # its newest unit is a placeholder
         count += is_lost and not ends_with_lost and enters_queue(record.sys_flag) and is_topic(topic)
     return count
 

@@ -334,9 +334,9 @@ def _led_to(root: Path, disk: Disk, *, beside: "dict[QueueKey, Led] | None" = No
 
 
 def _is_copy(piece: Led, now: Led, led: Offsets, doubled: Offsets) -> bool:
-    """Whether a file's units are another queue's, no light one: more than one leads where another queue's do
-    (`doubled`), and none where its queue does now; or more than one, and over a quarter, leads to a record that a queue
-    has now (of all that are `led` to), elsewhere."""
+    """Whether a file's units were copied from another queue (neither is a light one): two or more point where another
+    queue's units do (`doubled`) and none matches its own queue now; or two or more, and over a quarter, point to a
+    record that another queue has now (`led`: all records that units point to)."""
     _, mine, there = np.intersect1d(piece[0], now[0], return_indices=True)
     agrees = np.zeros(len(piece[0]), np.bool_)
     agrees[mine] = piece[1][mine] == now[1][there]
