@@ -108,11 +108,13 @@ def fill(kind: Kind, store: MessageStore, content: Content, begin: int, end: int
         assert store.put("other", b"%d" % number).queue_offset == number
 
 
-def made(kind: Kind, root: Path, count: int, *, old: int = OLD, **settings: object) -> Content:
+def made(
+    kind: Kind, root: Path, count: int, *, old: int = OLD, deleted: Content | None = None, **settings: object
+) -> Content:
     """A store whose topic was created again; and what it holds."""
     content = Content()
     with kind.open(root, clock_ns=Clock(), **settings) as store:
-        fill(kind, store, Content(), 0, old)
+        fill(kind, store, deleted or Content(), 0, old)
         delete(store, kind)
         fill(kind, store, content, old, old + count)
     return content
@@ -568,14 +570,49 @@ def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
     root = tmp_path / "store"
     content = made(kind, root, 2 * count, old=2 * old)
     STATES[state](root)
-    begin = min(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
-    for path in (root / "commitlog").iterdir():
-        data, at = path.read_bytes(), max(0, begin - int(path.name))
-        path.write_bytes(data[:at] + bytes(len(data[at:])))
+    zeroed(root, min(known.commit_log_offset for queue in content.queues.values() for known in queue.values()))
     reports = walked(kind, root, road)
     assert any(reports.texts) or reports.stated
     with kind.open(root, mode="r") as store:
         assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("lost_count", [1, 3, 8])
+@pytest.mark.parametrize("count", [2, 4, FEWER])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_log_that_lost_a_part_of_the_first_topic_does_not_serve_the_rest_of_it(
+    kind: Kind, count: int, lost_count: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """Its end is zeros, from a deleted message on: no unit leads to those that are lost first."""
+    root, deleted = tmp_path / "store", Content()
+    content = made(kind, root, count, deleted=deleted)
+    STATES[state](root)
+    zeroed(
+        root,
+        sorted({one.commit_log_offset for queue in deleted.queues.values() for one in queue.values()})[-lost_count],
+    )
+    plan = plan_repair(root, settings=settings_of(kind))
+    counted = {(*key, number) for *key, first, end in plan.lost_ranges for number in range(first, end)}
+    assert counted >= {(*key, number) for key, queue in content.queues.items() for number in queue}
+    reports = walked(kind, root, road)
+    assert any(reports.texts) or reports.stated
+    with kind.open(root, mode="r") as store:
+        for key in kind.queues:
+            assert not read_on(store.queue(*key))[0]
+    with kind.open(root) as store:
+        assert {key: store.queue(*key).max_offset for key in kind.queues} == {
+            key: len(content.queues[key]) for key in kind.queues
+        }
+
+
+def zeroed(root: Path, begin: int) -> None:
+    """Zeros in place of the log from there on."""
+    for path in (root / "commitlog").iterdir():
+        data, at = path.read_bytes(), max(0, begin - int(path.name))
+        path.write_bytes(data[:at] + bytes(len(data[at:])))
 
 
 def walked(kind: Kind, root: Path, road: str) -> Reports:

@@ -290,10 +290,12 @@ def live_begins(
         if (newer := _newer_first(key, units, walk)) is not None:
             asked[key][0], counting[key][0] = newer, True
     past_end = {key: units for key, units in asked.items() if _may_be_lost(key, units, walk)}
-    seal = Checkpoint.load(root, disk).seal if past_end and sealed is not None else None
-    if seal and seal.log_end_offset == walk.put_end:  # the log lost nothing: the units are of another store
+    seal = Checkpoint.load(root, disk).seal if past_end else None
+    sealed_end = seal.log_end_offset if seal else 0
+    if sealed is not None and sealed_end == walk.put_end:  # the log lost nothing: the units are of another store
         past_end = {}
-    joined_end = _joined_end(walk, log[0].size, root, disk) if past_end else 0
+    is_closed = sealed is not None
+    joined_end = max(sealed_end, _joined_end(walk, log[0].size, root, disk, is_closed=is_closed)) if past_end else 0
     for key in [key for key, units in past_end.items() if units[0].commit_log_offset < joined_end]:
         counting[key][0] = True
     deleted = {key: places for key, units in asked.items() if (places := _deleted(key, units, counting[key], walk))}
@@ -478,17 +480,22 @@ def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> boo
     )
 
 
-def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
+def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk, *, is_closed: bool) -> int:
     """Log offset up to which the units of all queues follow the log's last message without a gap, as those of lost
-    messages do. A unit after a gap may be of another store."""
-    end = walk.put_end
-    units = chain.from_iterable(
-        zip(offsets.tolist(), sizes.tolist(), strict=True)
-        for *_, directory, layout in _queue_directories(root, disk)
-        for _, offsets, sizes, *_ in written_units(directory, layout, disk)
-    )
-    for offset, size in sorted(unit for unit in units if unit[0] >= end):
-        if offset > end and offset != -(-end // file_size) * file_size:  # the first record of the next file
+    messages do. A unit after a gap may be of another store; not so in a store that was closed properly if its queue
+    finds the newest message before: what lies in the gap was deleted."""
+    end, units = walk.put_end, list[tuple[int, int, bool]]()
+    for topic, queue_id, directory, layout in _queue_directories(root, disk):
+        before = None
+        for numbers, offsets, sizes, *_ in written_units(directory, layout, disk):
+            past = offsets >= end
+            if not past.all():
+                before = int(offsets[~past][-1]), int(numbers[~past][-1])
+            record = record_at(root, before[0], disk) if is_closed and before and past.any() else None
+            is_own = bool(record and before and has_place(record, topic, queue_id, before[1]))
+            units += zip(offsets[past].tolist(), sizes[past].tolist(), repeat(is_own))
+    for offset, size, is_own in sorted(units):
+        if offset > end and offset != -(-end // file_size) * file_size and not is_own:  # the first record of the next
             break
         end = max(end, offset + size)
     return end

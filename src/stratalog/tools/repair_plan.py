@@ -54,6 +54,7 @@ from stratalog.layout.names import (
     offset_of,
 )
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
+from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
@@ -384,10 +385,14 @@ class _LogPlan:
         plan.begins = self._covered_begins(evidence.begins)
 
     def _covered_begins(self, begins: Mapping[QueueKey, QueueBegin]) -> dict[QueueKey, QueueBegin]:
-        """The begins in ranges that are covered, moved to where those begin: nothing is told apart in them any more.
-        And those at records that name another place: damage after them may have confirmed these begins."""
+        """The begins in ranges that are covered, or after the one at the log's end, moved to where those begin: nothing
+        is told apart in them any more. And those at records that name another place: damage after them may have
+        confirmed these begins."""
         covers = sorted(
-            (int(Path(action.path).name) + action.position, max(action.size, action.cover.size))
+            (
+                int(Path(action.path).name) + action.position,
+                OFFSETS_END if action.kind == "cut" else max(action.size, action.cover.size),
+            )
             for action in self._plan.actions if action.cover
         )  # fmt: skip
         merged: list[tuple[int, int]] = []
