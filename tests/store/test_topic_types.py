@@ -324,7 +324,6 @@ def test_queues_that_are_all_gone_come_back_with_default_settings(
     if topics == "gone":
         shutil.rmtree(root / CONFIG, ignore_errors=True)
     if is_opened:
-        (root / SNAPSHOT).unlink(missing_ok=True)
         stratalog.open(root).close()
     assert is_opened or not verify(root).ok
     root = way(root, kind)

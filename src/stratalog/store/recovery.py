@@ -262,9 +262,7 @@ def recover(
         is_sealed = intact and seal is not None
         gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end, clean=clean)
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
-        before = {
-            dispatcher.queue(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)
-        }
+        before = {(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)}
         begin = start
         if index and not (intact and index.is_complete):
             begin = max(log.first_offset, min(start, index.resume_offset if intact else 0))
@@ -300,11 +298,14 @@ def recover(
             )
             for queue in queues if not has_other_id(queue.topic, queue.queue_id)
         }  # fmt: skip
+        absent = [  # the log tells of which type they are
+            one for key, one in before.items() if is_asked and key not in dispatcher.queues and not has_other_id(*key)
+        ]
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
         is_after = any(one.commit_log_offset >= newer for one in begins.values())
         is_told = noted or gone or not (is_sealed and intact) or found.quarantined or torn or is_ahead or is_after
-        accept(list(ends.values()) if is_told else [])
+        accept([*ends.values(), *absent] if is_told else [])
         if not intact:
             if index:
                 index.clear()
@@ -343,6 +344,8 @@ def recover(
             if queue.is_kept and isinstance(queue, ConsumeQueue):
                 queue.is_own = partial(_is_own, log, dispatcher, queue)
         Rebuild(dispatcher, index, begin, end, meter, keep).run(spans)
+    for one in absent:
+        ends[dispatcher.queue(one.topic, one.queue_id)] = one
     lacks_units = beside_writer and start > log.first_offset and dispatcher.gap_count > 0
     for queue in queues if lacks_units else ():  # the writer's queues lack units, and were filled up
         queue.truncate(log.first_offset)
@@ -363,9 +366,10 @@ def recover(
     lacking = {(one.topic, one.queue_id) for one in report.left_out}
     for queue, one in ends.items():  # an offset that was given to a message is never given to another
         is_known = report.quarantined or (queue.topic, queue.queue_id) in lacking
-        given = one.given_end if is_known else before[queue].given_end if queue in before else 0
+        noted_end = before.get((queue.topic, queue.queue_id))
+        given = one.given_end if is_known else noted_end.given_end if noted_end else 0
         given = max(given, gone.get(queue, 0))
-        dropped, last = (torn or {}).get(queue), newest[queue]
+        dropped, last = (torn or {}).get(queue), newest.get(queue, [])
         if dropped is None:
             is_told = bool(last and leads_to_record(log, last[0][1])) and not are_of_another(log, queue, last)
         else:  # no crash tore that unit
@@ -513,12 +517,12 @@ def _gone_ends(log: CommitLog, dispatcher: Dispatcher, log_end: int, *, clean: b
 
 
 def _end_of(
-    queue: UnitQueue, log_end: int, torn_end: int, told_end: int, noted: Mapping[UnitQueue, QueueEnd],
+    queue: UnitQueue, log_end: int, torn_end: int, told_end: int, noted: Mapping[QueueKey, QueueEnd],
     begins: Mapping[tuple[str, int], QueueBegin],
 ) -> QueueEnd:  # fmt: skip
     """Where a queue begins and ends by all that is known of it: its units, one that was dropped, and an earlier
     opening."""
-    before = noted.get(queue) or QueueEnd(queue.topic, queue.queue_id, 0, 0)
+    before = noted.get((queue.topic, queue.queue_id)) or QueueEnd(queue.topic, queue.queue_id, 0, 0)
     given_end = max(queue.offset_of(log_end), torn_end, told_end, before.given_end)
     known_end = max(queue.end_offset, torn_end, before.known_end)
     return QueueEnd(queue.topic, queue.queue_id, given_end, known_end, begins.get((queue.topic, queue.queue_id)))
