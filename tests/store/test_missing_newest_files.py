@@ -1,4 +1,4 @@
-"""The newest log files of a store that was closed properly are missing: no queue offset is given again."""
+"""The newest log files are missing: no queue offset is given again, and no deleted message comes back."""
 
 import random
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from store.kinds import BATCH, EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, Content, Kind, read_on
-from store.test_recreated_topics import STATES, settings_of
+from store.model import Clock
+from store.test_recreated_topics import STATES, delete, settings_of
 from stratalog.errors import CorruptData
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -47,3 +48,57 @@ def test_opening_refuses_and_repair_keeps_the_offsets(
             assert store.queue(*key).max_offset == ends[key]
         kind.put(store, 100 + random.randrange(2), Content())
     assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+@pytest.mark.parametrize("new_count", [3, 8, 20])
+@pytest.mark.parametrize("deleted", [(0, 0), (6, 0), (6, 2)], ids=str)
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
+def test_queues_may_begin_there_after_deleted_messages(
+    kind: Kind, deleted: tuple[int, int], new_count: int, gone: int, is_opened: bool, state: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`deleted` are some before the last files and some that may be in them, right before the first new message."""
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 2048)
+    content, numbers = Content(), iter(range(1000))
+    with kind.open(tmp_path, clock_ns=Clock()) as store:
+        for _ in range(deleted[0]):
+            kind.put(store, next(numbers), Content())
+        while store.put("other", bytes(100)).commit_log_offset < 4 * 2048:
+            pass
+        for _ in range(deleted[1]):
+            kind.put(store, next(numbers), Content())
+        if deleted[0]:
+            delete(store, kind)
+        for _ in range(new_count):
+            store.put("other", bytes(60))
+            kind.put(store, next(numbers), content)
+        store.put("other", b"last")
+    STATES[state](tmp_path)
+    files = [path for path in sorted((tmp_path / "commitlog").iterdir()) if any(path.read_bytes())]
+    for path in sorted((tmp_path / "commitlog").iterdir()):
+        if path >= files[-gone]:
+            path.unlink()
+    kept = {
+        key: {number: one for number, one in queue.items() if one.commit_log_offset < int(files[-gone].name)}
+        for key, queue in content.queues.items()
+    }
+    is_refused = False
+    if is_opened:
+        try:
+            kind.open(tmp_path).close()
+        except CorruptData:
+            is_refused = True
+    plan = plan_repair(tmp_path, settings=settings_of(kind))
+    assert repair(plan).ok
+    assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
+    with kind.open(tmp_path) as store:
+        for key, queue in content.queues.items():
+            assert read_on(store.queue(*key))[0] == kept[key]
+            if is_refused or not is_opened:  # else opening said that offsets may be given again
+                lost = {(*key, number) for number in queue.keys() - kept[key].keys()}
+                assert {(*one, number) for *one, first, end in plan.lost_ranges for number in range(first, end)} >= lost
+                assert store.queue(*key).max_offset == len(queue)

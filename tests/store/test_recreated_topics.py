@@ -578,7 +578,7 @@ def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("lost_count", [1, 3, 8])
 @pytest.mark.parametrize("count", [2, 4, FEWER])

@@ -289,15 +289,15 @@ def live_begins(
     for key, units in asked.items():
         if (newer := _newer_first(key, units, walk)) is not None:
             asked[key][0], counting[key][0] = newer, True
-    past_end = {key: units for key, units in asked.items() if _may_be_lost(key, units, walk)}
+    past_end = {key: units for key, units in asked.items() if units and units[0].commit_log_offset >= walk.end}
     seal = Checkpoint.load(root, disk).seal if past_end else None
     sealed_end = seal.log_end_offset if seal else 0
     if sealed is not None and sealed_end == walk.put_end:  # the log lost nothing: the units are of another store
         past_end = {}
-    is_closed = sealed is not None
-    joined_end = max(sealed_end, _joined_end(walk, log[0].size, root, disk, is_closed=is_closed)) if past_end else 0
-    for key in [key for key, units in past_end.items() if units[0].commit_log_offset < joined_end]:
-        counting[key][0] = True
+    joined_end = max(sealed_end, _joined_end(walk, log[0].size, root, disk)) if past_end else 0
+    for key, units in past_end.items():
+        if units[0].commit_log_offset < joined_end and _may_be_lost(key, units, walk, max(walk.limit, joined_end)):
+            counting[key][0] = True
     deleted = {key: places for key, units in asked.items() if (places := _deleted(key, units, counting[key], walk))}
     led = _led(chain(*deleted.values()), root, disk)
     for key in [key for key, places in deleted.items() if not any(led[place] for place in places)]:
@@ -463,16 +463,13 @@ def _first_led(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> LiveU
     return LiveUnit(first.begin, first.commit_log_offset, first.size, first.end)
 
 
-def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> bool:
-    """Whether the first units may lead to messages after the log's end, which a crash took or damage: several that
-    follow each other, or the only one of a queue that had more messages before. The newest file may be missing, no
-    more."""
-    if not units or units[0].commit_log_offset < walk.end:
-        return False
-    if any(unit.size < FIXED_SIZE_V1 or unit.commit_log_offset + unit.size > walk.limit for unit in units):
+def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk", limit: int) -> bool:
+    """Whether first units after the log's end may lead to messages that a crash took, or damage: several that follow
+    each other up to a limit, or the only one of a queue that had more messages before."""
+    if any(unit.size < FIXED_SIZE_V1 or unit.commit_log_offset + unit.size > limit for unit in units):
         return False
     if len(units) == 1:
-        before = [own for own in walk.of_queue[key] if own.begin >= units[0].queue_offset]
+        before = [own for own in walk.of_queue[key] if own.begin >= units[0].queue_offset and not own.is_repaired]
         return bool(before) and not walk.is_one_bit_off(key, units[0])
     return all(
         before.end == after.queue_offset and before.commit_log_offset + before.size <= after.commit_log_offset
@@ -480,10 +477,10 @@ def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk") -> boo
     )
 
 
-def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk, *, is_closed: bool) -> int:
+def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
     """Log offset up to which the units of all queues follow the log's last message without a gap, as those of lost
-    messages do. A unit after a gap may be of another store; not so in a store that was closed properly if its queue
-    finds the newest message before: what lies in the gap was deleted."""
+    messages do. A unit after a gap may be of another store, but not if its queue finds its newest message before: what
+    lies in the gap was deleted."""
     end, units = walk.put_end, list[tuple[int, int, bool]]()
     for topic, queue_id, directory, layout in _queue_directories(root, disk):
         before = None
@@ -491,7 +488,7 @@ def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk, *, is_clo
             past = offsets >= end
             if not past.all():
                 before = int(offsets[~past][-1]), int(numbers[~past][-1])
-            record = record_at(root, before[0], disk) if is_closed and before and past.any() else None
+            record = record_at(root, before[0], disk) if before and past.any() else None
             is_own = bool(record and before and has_place(record, topic, queue_id, before[1]))
             units += zip(offsets[past].tolist(), sizes[past].tolist(), repeat(is_own))
     for offset, size, is_own in sorted(units):
@@ -615,6 +612,7 @@ class _Walk:
         self.put_end = 0
         """The same, without those that a repair made."""
         self.limit = int(log[-1].path.name) + 2 * max(file.size for file in log)
+        """The newest file may be missing."""
         self._damages: list[tuple[int, int]] = []
         self._keys, self._has_light = keys, any(is_light(topic) for topic, _ in keys)
         self._ids = np.array(sorted({queue_id for _, queue_id in keys}))

@@ -397,7 +397,7 @@ class _LogPlan:
         )  # fmt: skip
         merged: list[tuple[int, int]] = []
         for begin, size in covers:
-            first = merged.pop()[0] if merged and merged[-1][1] == begin else begin
+            first = merged.pop()[0] if merged and merged[-1][1] >= begin else begin
             merged.append((first, begin + size))
         found = {}
         for key, (queue_offset, offset) in begins.items():
