@@ -507,3 +507,25 @@ def test_no_changed_bit_of_an_index_header_stops_anything(state: str, keys: list
                 assert len(list(store.queue("orders").read())) == 10
                 is_named = not report.ok or store.recovery.notes
                 assert len(store.query("orders", key="k")) == 10 * len(keys) or is_named, (position, bit)
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_log_that_lost_its_first_files_after_a_clean_stop_is_a_problem_in_a_copy_too(
+    kind: Kind, is_copied: bool, gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 2048)
+    root, settings = tmp_path / "store", StoreSettings().override(SIZES | kind.settings)
+    kind.made(root, count=60)
+    if is_copied:
+        root = shutil.copytree(root, tmp_path / "copy")
+    assert verify(root, settings=settings).ok
+    for path in sorted((root / "commitlog").iterdir())[:gone]:
+        path.unlink()
+    report = verify(root, settings=settings)
+    assert any("begins at offset 0" in problem.expected for problem in report.problems)
+    kind.open(root).close()  # it takes that for retention, and says what is gone
+    report = verify(root, settings=settings)
+    assert report.ok
+    assert report.gone_count

@@ -20,7 +20,7 @@ from stratalog.store.config_files import TOPICS, content_fault
 from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.sizes import noted_fault
-from stratalog.store.snapshot import has_torn, has_whole_snapshot, noted_log
+from stratalog.store.snapshot import has_torn, has_whole_snapshot, is_ours, noted_log
 from stratalog.store.topics import Topics
 from stratalog.tools.verify_report import REPAIR, Part, Problem, Unreadable, VerifyReport
 
@@ -288,7 +288,8 @@ def check_snapshot(root: Path, disk: Disk, report: VerifyReport) -> None:
     if _is_shorter(report, end_offset):
         what = f"a log that reaches offset {end_offset:,}, as it did at the last clean stop"
         _add(report, path, what, f"its end at {report.log_end:,}", _RESTORE, part="log")
-    if is_untouched and first_offset < report.log_begin:
+    is_copy = end_offset == report.log_end and is_ours(root, disk) and not disk.exists(root / names.ABORT)
+    if (is_untouched or is_copy) and first_offset < report.log_begin:
         what = f"a log that begins at offset {first_offset:,}, as it did at the last clean stop"
         _add(report, path, what, f"its begin at {report.log_begin:,}", _RESTORE, part="log")
 
