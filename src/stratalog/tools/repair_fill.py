@@ -203,7 +203,7 @@ class Cover:
 
 def in_log_order(lost: Iterable[LostMessage]) -> list[LostMessage]:
     """Lost messages in an order in which each queue has its offsets, light queues among them. Where what units say of
-    them contradicts itself, by queue."""
+    them contradicts itself, messages of the light queues alone stand in these."""
     messages = sorted(set(lost))
     queues: dict[tuple[str, int], list[tuple[int, LostMessage]]] = defaultdict(list)
     for message in messages:
@@ -216,7 +216,8 @@ def in_log_order(lost: Iterable[LostMessage]) -> list[LostMessage]:
     try:
         return list(sorter.static_order())
     except CycleError:
-        return messages
+        light = [LostMessage(name, LIGHT_QUEUE_ID, number) for one in messages for name, number in one.places]
+        return in_log_order([*(replace(one, places=()) for one in messages), *light])
 
 
 def gap_messages(topic: str, queue_id: int, first: int, end: int) -> list[LostMessage]:

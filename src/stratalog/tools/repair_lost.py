@@ -25,7 +25,7 @@ from stratalog.store.special_read import messages_in
 from stratalog.tools.batches import with_right_flags
 from stratalog.tools.evidence import Claim, Evidence, QueueEvidence, Row, read_record
 from stratalog.tools.mending import claim_of, identified, restored, with_light_places
-from stratalog.tools.repair_fill import LostMessage, gap_messages
+from stratalog.tools.repair_fill import LostMessage, gap_messages, in_log_order
 from stratalog.tools.survey import MISSING_MAX, WILD
 
 WRONG_BATCH = "BATCH_THAT_CONTRADICTS_ITSELF"
@@ -727,10 +727,10 @@ class Lost:
         self._found: dict[Damage, list[LostMessage]] = {damage: [] for damage in damages}
         self.displaced: list[Place] = []
         """Places in light queues whose record is there and no longer names them."""
-        self._next_without: dict[Damage, int] = {}
-        """The first lost message in a range of which light queues may not be known."""
-        self._next_place: dict[tuple[Damage, str], int] = {}
-        """The first lost message in a range that may have stood in a light queue, too."""
+        self._records: dict[Damage, list[list[Place]]] = {damage: [] for damage in damages}
+        """Places in light queues of each record of which nothing else is known, in the order of the log."""
+        self._places: dict[Damage, dict[str, list[int]]] = {damage: defaultdict(list) for damage in damages}
+        """Offsets in light queues of which no record is known."""
         self._taken: dict[QueueKey, list[tuple[int, int, int]]] = defaultdict(list)
         """Offsets [first, end) whose records are known to have stood in a range, and its number; in order."""
         self._counts: dict[QueueKey, list[int]] = defaultdict(lambda: [0])
@@ -754,12 +754,14 @@ class Lost:
             places = [(c.topic, c.queue_offset) for c in claims]
             if damage is None:
                 self.displaced += places
-            elif offset not in self._by_place:
-                self._place_light(self._damages[damage], places)
+            elif places and offset not in self._by_place:
+                self._records[self._damages[damage]].append(places)
             for claim in claims:
                 self._taken[claim.key].append((claim.queue_offset, claim.end, damage or 0))
         for key in filter(lambda key: is_light(key[0]), keys):
             self._take_holes(self._evidence.queues[key])
+        for one, found in self._found.items():
+            self._found[one] = _with_places(found, self._records[one], self._places[one])
         return self._found
 
     def _at(self, offset: int) -> int | None:
@@ -847,31 +849,60 @@ class Lost:
             return gap_messages(*queue.key, low, high)
         return [LostMessage(*queue.key, number) for number in range(low, high)]
 
-    def _place_light(self, damage: Damage, places: list[Place]) -> None:
-        """A record's offsets in light queues go to a lost message of which no light queue is known, if there is one."""
-        found, at = self._found[damage], self._next_without.get(damage, 0)
-        while places and at < len(found):
-            message, at = found[at], at + 1
-            if not message.places and self._may_stand_in(message, places[0][0]):
-                found[at - 1], places = replace(message, places=tuple(places)), []
-        self._next_without[damage] = at
-        found += [LostMessage(name, LIGHT_QUEUE_ID, number) for name, number in places]
-
     def _place(self, damage: Damage, message: LostMessage) -> None:
-        """A light queue's offset goes to a lost message that has none there, if there is one."""
-        found = self._found[damage]
         if is_light(message.topic):
-            at = self._next_place.get((damage, message.topic), 0)
-            while at < len(found) and not self._may_stand_in(found[at], message.topic):
-                at += 1
-            self._next_place[damage, message.topic] = at + 1
-            if at < len(found):
-                places = (*found[at].places, (message.topic, message.queue_offset))
-                found[at] = replace(found[at], places=places)
-                return
-        found.append(message)
+            self._places[damage][message.topic].append(message.queue_offset)
+        else:
+            self._found[damage].append(message)
 
-    @staticmethod
-    def _may_stand_in(message: LostMessage, name: str) -> bool:
-        is_plain = not is_light(message.topic) and not message.batch_size and allows_light(message.topic)
-        return is_plain and name not in dict(message.places)
+
+def _with_places(
+    lost: list[LostMessage], records: list[list[Place]], places: dict[str, list[int]]
+) -> list[LostMessage]:  # fmt: skip
+    """Give lost messages the places in light queues of which no more is known: all of a record to a message without
+    any, others one by one. Where none can take them so that all queues keep their order, a message of the light queue
+    alone has them."""
+    if not (records or places):
+        return lost
+    found = in_log_order(lost)
+    plain = [at for at, one in enumerate(found) if _may_stand_in_light_queues(one)]
+    left = _give(found, records, [at for at in plain if not found[at].places], _numbered(found))
+    known = _numbered(found)
+    for name, numbers in places.items():
+        left += _give(found, [[(name, number)] for number in sorted(numbers)], plain, known)
+    return [*found, *(LostMessage(name, LIGHT_QUEUE_ID, number) for name, number in left)]
+
+
+def _numbered(found: list[LostMessage]) -> dict[str, list[tuple[int, int]]]:
+    """By light queue: the offset there, and the number in the list, of each message that has a place in it."""
+    known: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for at, message in enumerate(found):
+        for topic, queue_id, number, _ in message.all_places:
+            if queue_id == LIGHT_QUEUE_ID and is_light(topic):
+                known[topic].append((number, at))
+    return known
+
+
+def _give(
+    found: list[LostMessage], records: list[list[Place]], free: list[int], known: dict[str, list[tuple[int, int]]]
+) -> list[Place]:  # fmt: skip
+    """Give the places of each record, in order, to a `free` message: the first one after that of the record before, and
+    between those that are next to it in its light queues, of which the places are `known`. Returns what is left."""
+    left, begin = list[Place](), 0
+    for places in records:
+        low, high = begin, len(found)
+        for name, number in places:
+            following = bisect_left(known[name], (number, 0))
+            low = max([low, *(at + 1 for _, at in known[name][max(0, following - 1) : following])])
+            high = min([high, *(at for _, at in known[name][following : following + 1])])
+        chosen = bisect_left(free, low)
+        if chosen == len(free) or free[chosen] >= high:
+            left += places
+            continue
+        at = free[chosen]
+        found[at], begin = replace(found[at], places=(*found[at].places, *places)), at + 1
+    return left
+
+
+def _may_stand_in_light_queues(message: LostMessage) -> bool:
+    return not is_light(message.topic) and not message.batch_size and allows_light(message.topic)
