@@ -743,7 +743,8 @@ class Lost:
             if fitting and self._at(offset) is not None:
                 self._by_place[offset] = fitting[0]
         for offset in sorted(self._by_place):
-            self._take_place(offset, self._by_place[offset])
+            if not self._take_place(offset, self._by_place[offset]):
+                del self._by_place[offset]
         keys = sorted(self._evidence.queues)
         for key in keys:
             if not is_light(key[0]):
@@ -769,20 +770,26 @@ class Lost:
         at = bisect_right(self._begins, offset) - 1
         return at if at >= 0 and offset < self._damages[at].end else None
 
-    def _take_place(self, offset: int, claim: Claim) -> None:
+    def _take_place(self, offset: int, claim: Claim) -> bool:
+        """Note a lost message; whether it fits in with those before it."""
         at, key = self._at(offset), claim.key
         queue = self._evidence.queue(*key)
         taken = self._taken[key]
         if at is None or not queue.takes(offset, claim) or (taken and claim.queue_offset < taken[-1][1]):
-            return
+            return False
         if not self._is_near(queue, offset, claim.queue_offset, taken):
-            return
+            return False
         taken.append((claim.queue_offset, claim.end, at))
         self._counts[key].append(self._counts[key][-1] + claim.end - claim.queue_offset)
         size = (claim.batch_size or 1) if queue.is_batch else 0
-        message = LostMessage(*key, claim.queue_offset, size, self._evidence.places_at(offset))
+        places = [
+            (topic, number) for topic, number in self._evidence.places_at(offset)
+            if self._evidence.queue(topic, LIGHT_QUEUE_ID).takes(offset, Claim(topic, LIGHT_QUEUE_ID, number, 0))
+        ]  # fmt: skip
+        message = LostMessage(*key, claim.queue_offset, size, tuple(places))
         self._found[self._damages[at]].append(message)
         self._room[at] -= claim.size
+        return True
 
     def _is_near(self, queue: QueueEvidence, offset: int, number: int, taken: list[tuple[int, int, int]]) -> bool:
         """Whether the messages that are missing before a lost one have room in the damage in front of it. A queue may
