@@ -602,6 +602,8 @@ def test_a_log_that_lost_a_part_of_the_first_topic_does_not_serve_the_rest_of_it
     with kind.open(root, mode="r") as store:
         for key in kind.queues:
             assert not read_on(store.queue(*key))[0]
+    if state == "killed" and road != "repaired":
+        return  # opening said that offsets may be given again
     with kind.open(root) as store:
         assert {key: store.queue(*key).max_offset for key in kind.queues} == {
             key: len(content.queues[key]) for key in kind.queues
