@@ -3,7 +3,8 @@
     there is                                   taken
     ----------------------------------------   ---------------------------------------------------------
     a size among the settings                  that, or the call is refused (`check_given_sizes`)
-    files of the kind                          what most of them have, unless their names tell the size of another
+    files of the kind                          what most of them have, unless their names tell the size of another;
+                                               those that another tree's units begin do not count
     index files                                slots and items as noted, if that makes the size of a file, or if
                                                the only one has that many slots; else those that its items show, or
                                                RocketMQ's ratio of both, if that makes the size of a file
@@ -31,7 +32,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, command, given_options
 from stratalog.layout import names
 from stratalog.layout.index import ITEM_CAPACITY, SLOT_COUNT, file_size
-from stratalog.layout.queue import BATCH_UNIT, UNIT
+from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, EXTENSION_UNIT, UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.index_file import contradicts, index_sizes, usual_sizes
 
@@ -74,7 +75,7 @@ _File = tuple[int, int]
 def sized(settings: StoreSettings, root: Path, disk: Disk) -> StoreSettings:
     """These settings with every size filled in that the store shows. What it does not show stays None."""
     noted = noted_sizes(root, disk)
-    shown = {name: _usual_size(name, _files_of(name, root, disk), noted) for name in _TREES}
+    shown = {name: _usual_size(name, _files_of(name, root, disk, noted), noted) for name in _TREES}
     index = _index_split(root, disk, noted)
     found = _filled(settings, shown | {_SLOTS: index[0] if index else None, _ITEMS: index[1] if index else None})
     return _filled(found, _noted(root, disk, guessed=True))
@@ -95,7 +96,7 @@ def check_given_sizes(settings: StoreSettings, root: Path, disk: Disk) -> None:
     ):
         if getattr(settings, name) is None:
             continue
-        files = _files_of(name, root, disk)
+        files = _files_of(name, root, disk, noted)
         sizes = [size for _, size in files]
         usual = _most(sizes)
         if usual == given:
@@ -184,7 +185,7 @@ def completed(given: StoreSettings, root: Path, disk: Disk, *, small: bool) -> t
         settings = _filled(settings, dict(zip((_SLOTS, _ITEMS), split, strict=True)) if split else {})
     if small:
         return _filled(settings, SMALL_FILES), guessed
-    has_messages = any(size for _, size in _files_of(_LOG, root, disk))
+    has_messages = any(size for _, size in _files(root / names.COMMIT_LOG, disk))
     if not has_messages or (_QUEUE not in unknown and not _differ(settings)):
         return settings, guessed
     taken = {_QUEUE: settings.consume_queue_file_size, _SLOTS: settings.index_slot_count}
@@ -205,7 +206,7 @@ def unconfirmed(given: StoreSettings, settings: StoreSettings, root: Path, disk:
         if getattr(given, name) is not None or noted.get(name) == size:
             continue
         if name in _TREES:
-            files = _files_of(name, root, disk)
+            files = _files_of(name, root, disk, noted)
             is_step = any(later - start == size for start, later in pairwise(sorted({start for start, _ in files})))
             is_doubtful = not is_step and [length for _, length in files].count(size) < 2
         else:
@@ -288,7 +289,7 @@ def contradicted_notes(given: StoreSettings, root: Path, disk: Disk) -> Iterator
     """Noted sizes that are taken, though files are there and none has them."""
     settings, noted = sized(given, root, disk), noted_sizes(root, disk)
     for name in _TREES.keys() & noted.keys():
-        files = [size for _, size in _files_of(name, root, disk)]
+        files = [size for _, size in _files_of(name, root, disk, noted)]
         is_taken = getattr(given, name) is None and getattr(settings, name) == noted[name]
         if is_taken and files and noted[name] not in files:
             yield name, noted[name]
@@ -355,10 +356,11 @@ def _filled(settings: StoreSettings, sizes: Mapping[str, int | None]) -> StoreSe
     return filled
 
 
-def _files_of(name: str, root: Path, disk: Disk) -> list[_File]:
+def _files_of(name: str, root: Path, disk: Disk, noted: Mapping[str, int]) -> list[_File]:
     """Files whose size a setting tells."""
     tree, unit_size = _TREES[name]
-    return _queue_files(root / tree, disk, unit_size) if unit_size else _files(root / tree, disk)
+    expected = noted.get(name, _DEFAULTS[name])
+    return _queue_files(root / tree, disk, unit_size, expected) if unit_size else _files(root / tree, disk)
 
 
 def _files(directory: Path, disk: Disk) -> list[_File]:
@@ -366,15 +368,35 @@ def _files(directory: Path, disk: Disk) -> list[_File]:
     return [(start, size) for start, size in found if start is not None and size]
 
 
-def _queue_files(tree: Path, disk: Disk, unit_size: int) -> list[_File]:
-    """Files of the queues below a directory: four that are alike, or a hundred. They hold whole units."""
+def _queue_files(tree: Path, disk: Disk, unit_size: int, expected: int) -> list[_File]:
+    """Files of the queues below a directory: four that are alike, or a hundred. They hold whole units, and none of
+    another tree: directories may have been exchanged. Files of the `expected` size are not looked into."""
     found: list[_File] = []
     for topic in disk.directories(tree):
         for queue_id in disk.directories(tree / topic):
-            found += (file for file in _files(tree / topic / queue_id, disk) if not file[1] % unit_size)
+            files = [file for file in _files(tree / topic / queue_id, disk) if not file[1] % unit_size]
+            if any(size != expected for _, size in files):
+                first = tree / topic / queue_id / names.offset_name(files[0][0])
+                files = files if _tree_of(first, disk) in (None, tree.name) else []
+            found += files
             if len(found) >= (_FILES_ALIKE if len({size for _, size in found}) == 1 else _FILES_MAX):
                 return found
     return found
+
+
+def _tree_of(path: Path, disk: Disk) -> str | None:
+    """Below which directory of a store a queue's file belongs, by its first units; None where they do not tell."""
+    with contextlib.suppress(OSError, CorruptData):
+        head = disk.read(path, size_max=BATCH_UNIT.size, cut=True) or b""
+        extension, batch = EXTENSION_UNIT.unpack(head), BATCH_UNIT.unpack(head)
+        first, second = UNIT.unpack(head), UNIT.unpack(head, UNIT.size)
+        if extension.size == EXTENSION_UNIT.size + extension.bitmap_size:
+            return names.CONSUME_QUEUE_EXT
+        if (batch.compacted_offset, batch.reserved) == (BATCH_COMPACTED_OFFSET, 0):
+            return names.BATCH_CONSUME_QUEUE
+        if first.size > 0 and (second.size > 0 or not any(second)):
+            return names.CONSUME_QUEUE
+    return None
 
 
 def _usual_size(name: str, files: Sequence[_File], noted: Mapping[str, int]) -> int | None:
