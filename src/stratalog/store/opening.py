@@ -19,6 +19,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.config.shown import shown
 from stratalog.errors import (
     ConfigurationError,
+    CorruptData,
     DiskFull,
     NotAStore,
     StoreFailed,
@@ -27,6 +28,7 @@ from stratalog.errors import (
     command,
 )
 from stratalog.layout import names
+from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2
 from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
 from stratalog.store.message_store import MessageStore
@@ -47,6 +49,12 @@ _LIVE = (
     names.ABORT, names.CHECKPOINT, names.LOCK, names.COMMIT_LOG, names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE,
     names.INDEX,
 )  # fmt: skip
+_QUEUE_TREES = names.CONSUME_QUEUE, names.BATCH_CONSUME_QUEUE, names.CONSUME_QUEUE_EXT
+PUT_BACK = (
+    "directories of the store were exchanged or renamed: give each one its name back. Move copies of log files out of "
+    "the store"
+)
+"""What to do about a `misplaced_tree`."""
 
 
 def open_store(
@@ -182,8 +190,44 @@ def check_path(root: Path) -> None:
     check_finished(root)
 
 
+def misplaced_tree(root: Path, disk: Disk) -> tuple[Path, str, str] | None:
+    """A directory of the store that holds what belongs into another one, log or queues: its path, what belongs there,
+    what is there. Without its log the store would be opened as an empty one. A file of the log begins with a record;
+    where `commitlog/` has no file, the name tells."""
+    log = root / names.COMMIT_LOG
+    is_empty = not _data_files(log, disk)
+    for tree in (*_QUEUE_TREES, names.INDEX, names.CONFIG):
+        if any(is_empty or _begins_with_record(file, disk) for file in _data_files(root / tree, disk)):
+            return root / tree, f"what belongs into {tree}/", f"files of {names.COMMIT_LOG}/"
+    with contextlib.suppress(OSError):  # who reads the log says so
+        for topic in disk.directories(log) if is_empty else ():
+            if any(names.queue_id_of(name) is not None for name in disk.directories(log / topic)):
+                return log, "files of the log", "directories of queues"
+    return None
+
+
+def check_trees(root: Path, disk: Disk) -> None:
+    """Raise `CorruptData` where there is a `misplaced_tree`."""
+    if found := misplaced_tree(root, disk):
+        path, expected, there = found
+        raise CorruptData(f"expected {expected}, found {there}: {PUT_BACK}. Nothing was changed", path=str(path))
+
+
+def _data_files(directory: Path, disk: Disk) -> list[Path]:
+    with contextlib.suppress(OSError):  # who reads its files says so
+        return [directory / name for name in disk.files(directory) if names.offset_of(name) is not None]
+    return []
+
+
+def _begins_with_record(path: Path, disk: Disk) -> bool:
+    with contextlib.suppress(OSError, CorruptData):
+        return HEAD.unpack(disk.read(path, size_max=HEAD.size, cut=True) or b"").magic in (MAGIC_V1, MAGIC_V2)
+    return False
+
+
 def _check_directory(root: Path, disk: Disk) -> None:
     check_path(root)
+    check_trees(root, disk)
     if (root / names.COMMIT_LOG).is_dir() or (root / names.CONSUME_QUEUE).is_dir():
         return
     content = disk.files(root).keys() | set(disk.directories(root))

@@ -23,7 +23,7 @@ from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
-from stratalog.store.opening import check_finished
+from stratalog.store.opening import PUT_BACK, check_finished, misplaced_tree
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import check_given_sizes, completed, guess_text
 from stratalog.store.snapshot import sealed_begins, sealed_ends
@@ -114,6 +114,8 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
         check_finished(root)
     except NotAStore as error:
         found.notes.append(str(error))
+    if there := misplaced_tree(root, disk):
+        found.notes.append(f"{there[0]} holds {there[2]}; {PUT_BACK}")
     log = _Log(root, disk, settings.commit_log_file_size)
     try:
         newest = _map_log(found, log)

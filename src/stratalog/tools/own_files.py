@@ -18,9 +18,9 @@ from stratalog.layout.names import (
     SNAPSHOT,
     STAGING,
 )
-from stratalog.store.disk import lock_owner
+from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.evidence import RESTORE_LOG
-from stratalog.store.opening import check_path
+from stratalog.store.opening import check_path, check_trees
 from stratalog.tools.verify_files import MISPLACED, QUEUE_TREES, misplaced
 
 OWN_NAMES = (COMMIT_LOG, *QUEUE_TREES, INDEX, CONFIG, CHECKPOINT, ABORT, LOCK, SNAPSHOT, SIZES, QUARANTINE, STAGING)
@@ -75,9 +75,10 @@ def refuse_links(root: Path, *, but: tuple[str, ...] = ()) -> None:
 
 def refuse_misplaced(root: Path) -> None:
     """Raise `ConfigurationError` for what repair and rebuild would stumble over halfway: a directory in the place of a
-    file that they write, a file in the place of a directory."""
+    file that they write, a file in the place of a directory. `CorruptData` for the log in the place of another one."""
     for path, expected, found in misplaced(root):
         raise ConfigurationError(f"{path} is {found}, and {expected} belongs there: {MISPLACED}")
+    check_trees(root, PrivateDisk())
 
 
 def _links(path: Path) -> Iterator[Path]:

@@ -31,7 +31,7 @@ from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.log_scan import misnamed_files
-from stratalog.store.opening import check_finished, stamps
+from stratalog.store.opening import PUT_BACK, check_finished, misplaced_tree, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
@@ -134,6 +134,9 @@ def _verify(
     refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=is_live)
     disk = ReportingDisk(report)
+    if found := misplaced_tree(root, disk):  # there is nothing to compare the other files with
+        report.add(Problem("files", str(found[0]), 0, *found[1:], PUT_BACK))
+        return report
     check_given_sizes(settings, root, disk)
     report.clean = was_closed(root, disk) and not is_live  # its writer may be about to mark it, or have done so
     given, (settings, guessed) = settings, _sized(settings, root, disk)
