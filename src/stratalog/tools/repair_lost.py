@@ -684,6 +684,29 @@ def _drop_unlikely(evidence: Evidence, log_end: int) -> None:
             ]  # fmt: skip
             if not claims[offset]:
                 del claims[offset]
+    _drop_unjoined(evidence, log_end)
+
+
+def _drop_unjoined(evidence: Evidence, log_end: int) -> None:
+    """Forget what a batch queue's unit says of a message after the log's end where it joins no other unit and no
+    record: a damaged one may say any queue offset. A gap of one batch may be a unit that was damaged."""
+    begins = {(claim.key, claim.queue_offset) for claims in evidence.claims.values() for claim in claims}
+    ends, largest = dict[QueueKey, int](), dict[QueueKey, int]()
+    for key, queue in evidence.queues.items():
+        if queue.is_batch:
+            known = (*queue.ends.tolist()[-1:], *(end for _, end in queue.lost_numbers))
+            ends[key] = max(known, default=queue.gone_end)
+            largest[key] = int((queue.ends - queue.numbers).max(initial=1))
+    for offset in sorted(evidence.claims) if ends else ():
+        for claim in list(evidence.claims[offset]):
+            key, end = claim.key, ends.get(claim.key)
+            if end is None or not evidence.queues[key].takes(offset, claim):
+                continue
+            is_joined = not end or claim.queue_offset - end <= largest[key] or (key, claim.end) in begins
+            if offset < log_end or is_joined:
+                ends[key] = max(end, claim.end)
+            else:
+                evidence.claims[offset].remove(claim)
 
 
 def _stored_size(topic: str) -> int:
