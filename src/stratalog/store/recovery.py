@@ -27,6 +27,8 @@ The files as a whole are in one of these states; what is refused is refused befo
       whole records of other places, or a later    another, or damaged, and cutting it off would lose it
       file written to its end
     no log, but queues with messages             refused
+    no log, but its files in another directory,  refused: directories were exchanged (`opening`)
+      or queues in its place
     the log ends before what was durable once    refused: a part of it was taken away
     queue files that were exchanged or renamed,  refused: put back they tell it (`queue_begin`)
       where the log does not tell where the
