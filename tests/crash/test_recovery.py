@@ -12,7 +12,9 @@ import pytest
 
 import stratalog
 from crash.test_power_cut import TINY, body_of
+from store.kinds import KINDS, Key, Kind
 from store.model import Clock, bodies, check, crash_copy, flip, index_files, log_files, queue_files, walk
+from store.test_recreated_topics import STATES
 from stratalog.errors import CorruptData
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK
 from stratalog.layout.queue import UNIT
@@ -615,3 +617,24 @@ def test_offsets_of_damaged_messages_are_not_given_again_whatever_units_are_lost
         (root / "abort").touch()
     with open_tiny(root, mapped_file_size_consume_queue=10 * UNIT.size) as store:
         assert store.put("t", b"new").queue_offset == 35
+
+
+@pytest.mark.parametrize("state", ["killed", "killed with a seal"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_log_whose_only_file_has_no_record_after_retention_can_be_opened_again(
+    kind: Kind, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(kind.settings, "mapped_file_size_commit_log", 4096)
+    kind.made(tmp_path, count=60)
+    STATES[state](tmp_path)
+    used = [path for path in sorted((tmp_path / "commitlog").iterdir()) if any(path.read_bytes())]
+    for path in used[:-1]:
+        path.unlink()
+    used[-1].write_bytes(bytes(4096))
+    ends = list[dict[Key, int]]()
+    for _ in range(3):
+        with kind.open(tmp_path) as store:
+            ends.append({key: store.queue(*key).max_offset for key in kind.queues})
+            assert store.log.first_offset == int(used[-1].name)
+    assert ends[0] == ends[1] == ends[2]
+    assert min(ends[0].values()) > 0

@@ -109,12 +109,18 @@ def fill(kind: Kind, store: MessageStore, content: Content, begin: int, end: int
 
 
 def made(
-    kind: Kind, root: Path, count: int, *, old: int = OLD, deleted: Content | None = None, **settings: object
-) -> Content:
-    """A store whose topic was created again; and what it holds."""
+    kind: Kind, root: Path, count: int, *, old: int = OLD, deleted: Content | None = None,
+    is_last_deleted: bool = False, **settings: object
+) -> Content:  # fmt: skip
+    """A store whose topic was created again; and what it holds. The record before the first live message is of another
+    topic, or a deleted one."""
     content = Content()
     with kind.open(root, clock_ns=Clock(), **settings) as store:
-        fill(kind, store, deleted or Content(), 0, old)
+        deleted = Content() if deleted is None else deleted
+        fill(kind, store, deleted, 0, old)
+        if is_last_deleted:
+            kind.put(store, old, deleted)
+            kind.put(store, old + 1, deleted)
         delete(store, kind)
         fill(kind, store, content, old, old + count)
     return content
@@ -577,18 +583,20 @@ def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
         assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("is_last_deleted", [False, True])
 @pytest.mark.parametrize("lost_count", [1, 3, 8])
 @pytest.mark.parametrize("count", [2, 4, FEWER])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_log_that_lost_a_part_of_the_first_topic_does_not_serve_the_rest_of_it(
-    kind: Kind, count: int, lost_count: int, road: str, state: str, tmp_path: Path
+    kind: Kind, count: int, lost_count: int, is_last_deleted: bool, road: str, state: str, tmp_path: Path
 ) -> None:
-    """Its end is zeros, from a deleted message on: no unit leads to those that are lost first."""
+    """Its end is zeros, from a deleted message on: no unit leads to those that are lost first, or, where one is last,
+    right before the first live one."""
     root, deleted = tmp_path / "store", Content()
-    content = made(kind, root, count, deleted=deleted)
+    content = made(kind, root, count, deleted=deleted, is_last_deleted=is_last_deleted)
     STATES[state](root)
     zeroed(
         root,

@@ -166,8 +166,9 @@ class CommitLog:
 
     def end_at(self, end_offset: int, *, is_zeroed: bool = False) -> None:
         """Recovery's verdict: the log ends here. Later files go, newest first (a kill leaves no gap); bytes after the
-        end are zeroed (old records must not rise again) unless they are known to be, and appending may start."""
-        keep = -(-(end_offset - self.first_offset) // self.file_size)
+        end are zeroed (old records must not rise again) unless they are known to be, and appending may start. After
+        retention one file stays: it says where the log begins."""
+        keep = max(int(self.first_offset > 0), -(-(end_offset - self.first_offset) // self.file_size))
         if self._empty:
             self._disk.remove(self._empty)
             self._empty = None

@@ -479,20 +479,21 @@ def _may_be_lost(key: QueueKey, units: Sequence[LiveUnit], walk: "_Walk", limit:
 
 def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
     """Log offset up to which the units of all queues follow the log's last message without a gap, as those of lost
-    messages do. A unit after a gap may be of another store, but not if its queue finds its newest message before: what
-    lies in the gap was deleted."""
-    end, units = walk.put_end, list[tuple[int, int, bool]]()
+    messages do. A unit after a gap may be of another store, but not those of a queue that finds its newest message
+    before: what lies in gaps in front of them was deleted."""
+    end, units = walk.put_end, list[tuple[int, int]]()
     for topic, queue_id, directory, layout in _queue_directories(root, disk):
         before = None
         for numbers, offsets, sizes, *_ in written_units(directory, layout, disk):
-            past = offsets >= end
+            past = offsets >= walk.put_end
             if not past.all():
                 before = int(offsets[~past][-1]), int(numbers[~past][-1])
             record = record_at(root, before[0], disk) if before and past.any() else None
-            is_own = bool(record and before and has_place(record, topic, queue_id, before[1]))
-            units += zip(offsets[past].tolist(), sizes[past].tolist(), repeat(is_own))
-    for offset, size, is_own in sorted(units):
-        if offset > end and offset != -(-end // file_size) * file_size and not is_own:  # the first record of the next
+            units += zip(offsets[past].tolist(), sizes[past].tolist(), strict=True)
+            if record and before and has_place(record, topic, queue_id, before[1]):
+                end = max(end, *(offsets[past] + sizes[past]).tolist())
+    for offset, size in sorted(units):
+        if offset > end and offset != -(-end // file_size) * file_size:  # the first record of the next file
             break
         end = max(end, offset + size)
     return end
