@@ -583,7 +583,7 @@ def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
         assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("is_last_deleted", [False, True])
