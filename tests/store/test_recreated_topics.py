@@ -618,6 +618,34 @@ def test_a_log_that_lost_a_part_of_the_first_topic_does_not_serve_the_rest_of_it
         }
 
 
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("lost_count", [1, 3, 8])
+@pytest.mark.parametrize("count", [2, 4, FEWER])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_index_tells_that_the_log_reached_the_messages_after_the_deleted_ones(
+    kind: Kind, count: int, lost_count: int, road: str, tmp_path: Path
+) -> None:
+    """RocketMQ closed the store, the log lost deleted messages and all after them, and no other queue had one there."""
+    root, deleted, content = tmp_path / "store", Content(), Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, deleted, 0, OLD)
+        kind.fill(store, deleted, begin=OLD, count=8)
+        delete(store, kind)
+        kind.fill(store, content, begin=OLD, count=count)
+    unseal(root)
+    places = sorted({one.commit_log_offset for queue in deleted.queues.values() for one in queue.values()})
+    zeroed(root, places[-lost_count])
+    reports = walked(kind, root, road)
+    assert any(reports.texts) or reports.stated
+    with kind.open(root, mode="r") as store:
+        assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
+    with kind.open(root) as store:
+        assert {key: store.queue(*key).max_offset for key in kind.queues} == {
+            key: len(content.queues[key]) for key in kind.queues
+        }
+
+
 def zeroed(root: Path, begin: int) -> None:
     """Zeros in place of the log from there on."""
     for path in (root / "commitlog").iterdir():
@@ -1031,6 +1059,36 @@ def test_what_is_put_after_the_log_lost_both_topics_stays(
         found = read_on(store.queue(*key))[0]
         assert set(content.queues[key].values()) <= set(found.values())
         assert store.queue(*key).max_offset == first + len(content.queues[key])
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("state", ["closed by RocketMQ", "killed with a seal"])
+@pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired"])
+@pytest.mark.parametrize("more", [1, 5])
+@pytest.mark.parametrize("count", [2, FEWER, MORE])
+@pytest.mark.parametrize("old", [1, 4, OLD])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_where_the_second_topic_was_lost_the_first_is_not_served_after_what_was_put_since(
+    kind: Kind, old: int, count: int, more: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """An opening kept the offsets of the lost messages, and RocketMQ had the store then: only the units of lost
+    messages tell that those in front of the new ones are deleted."""
+    root = tmp_path / "store"
+    lost = made(kind, root, 2 * count, old=2 * old)
+    STATES[state](root)
+    zeroed(root, min(known.commit_log_offset for queue in lost.queues.values() for known in queue.values()))
+    content = Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        begins = {key: store.queue(*key).max_offset for key in kind.queues}
+        kind.fill(store, content, begin=100, count=2 * more)
+    unseal(root)
+    walked(kind, root, road)
+    for mode in ("r", "w"):
+        with kind.open(root, mode=mode) as store:
+            for key in kind.queues:
+                known = dict(enumerate(content.queues.get(key, {}).values(), begins[key]))
+                assert read_on(store.queue(*key))[0] == known
+                assert store.queue(*key).max_offset == begins[key] + len(known)
 
 
 @pytest.mark.one_in(16)

@@ -85,11 +85,15 @@ class Intact:
         return found
 
     def name_lost_end(self, queue: "Queue | TieredQueue") -> None:
-        """Name the newest messages of a queue if they were lost with the log's end."""
+        """Name the newest messages of a queue if they were lost with the log's end; and, where the log is damaged, that
+        a queue has none left."""
         recovery = getattr(getattr(queue, "store", None), "recovery", None)  # a tier has none
         for one in recovery.lost_ends if recovery else ():
             if (one.topic, one.queue_id) == (queue.topic, queue.queue_id):
                 self._pass(queue, queue.max_offset, one.known_end, "lost with the log's end")
+        if recovery and recovery.quarantined and begin_of(queue) == queue.max_offset > 0:
+            name, end = f"{queue.topic}/{queue.queue_id}", queue.max_offset
+            self.miss(1, f"{name}: no message is left before offset {end:,}: all expired or were lost to damage")
 
     def miss(self, count: int, why: str) -> None:
         """Name messages that cannot be read."""

@@ -50,8 +50,9 @@ from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.special_read import messages_in
 
 RESTORE_LOG = (
-    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, remove consumequeue/, "
-    "batchconsumequeue/, consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
+    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, whose queue offsets begin "
+    "at 0 again, below those that consumer groups have committed, remove consumequeue/, batchconsumequeue/, "
+    "consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
 )
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
@@ -270,7 +271,7 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 
 def begins_of(
     log: CommitLog, queues: Iterable[UnitQueue], files: QueueSet, *, reads_whole_log: bool,
-    sealed: Mapping[QueueKey, int] | None,
+    sealed: Mapping[QueueKey, int] | None, indexed_end: int,
 ) -> tuple[dict[QueueKey, QueueBegin], dict[QueueKey, QueueBegin]]:  # fmt: skip
     """Where the messages of queues begin whose first unit agrees with its record; and of the others, by `live_begins`.
     Queues of which all messages expired are passed over. An opening that `reads_whole_log` doubts more first units."""
@@ -291,7 +292,9 @@ def begins_of(
             doubtful[queue.topic, queue.queue_id] = first_units(queue.directory, layout, log.first_offset, files.disk)
     doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log.files, partial(_record_at, log))}
     known = {key: sound.get(key, []) for key in found}
-    return found, live_begins(doubtful, known, log.files, files.root, files.disk, sealed=sealed)
+    return found, live_begins(
+        doubtful, known, log.files, files.root, files.disk, sealed=sealed, indexed_end=indexed_end
+    )
 
 
 def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:

@@ -192,17 +192,18 @@ def check_path(root: Path) -> None:
 
 def misplaced_tree(root: Path, disk: Disk) -> tuple[Path, str, str] | None:
     """A directory of the store that holds what belongs into another one, log or queues: its path, what belongs there,
-    what is there. Without its log the store would be opened as an empty one. A file of the log begins with a record;
-    where `commitlog/` has no file, the name tells."""
+    what is there. Without its log the store would be opened as an empty one, and without its queues deleted messages
+    would be served. A file of the log begins with a record; where `commitlog/` has no file, the name tells."""
     log = root / names.COMMIT_LOG
     is_empty = not _data_files(log, disk)
     for tree in (*_QUEUE_TREES, names.INDEX, names.CONFIG):
         if any(is_empty or _begins_with_record(file, disk) for file in _data_files(root / tree, disk)):
             return root / tree, f"what belongs into {tree}/", f"files of {names.COMMIT_LOG}/"
-    with contextlib.suppress(OSError):  # who reads the log says so
-        for topic in disk.directories(log) if is_empty else ():
-            if any(names.queue_id_of(name) is not None for name in disk.directories(log / topic)):
-                return log, "files of the log", "directories of queues"
+    for tree in (*([names.COMMIT_LOG] if is_empty else []), names.INDEX, names.CONFIG):
+        with contextlib.suppress(OSError):  # who reads its files says so
+            for topic in disk.directories(root / tree):
+                if any(names.queue_id_of(name) is not None for name in disk.directories(root / tree / topic)):
+                    return root / tree, f"what belongs into {tree}/", "directories of queues"
     return None
 
 

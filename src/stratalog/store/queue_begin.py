@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
+from stratalog.layout.index import HEADER as INDEX_HEADER
 from stratalog.layout.light import (
     LIGHT_QUEUE_ID,
     MULTI_DISPATCH,
@@ -28,10 +29,18 @@ from stratalog.layout.light import (
     light_places,
 )
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, Record, decode_record, queue_offset_limit
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, offset_of, queue_id_of
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    is_index_name,
+    offset_of,
+    queue_id_of,
+)
 from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
-from stratalog.layout.record import Layout
+from stratalog.layout.record import OFFSETS_END, Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import Disk, MappedFile
@@ -59,13 +68,15 @@ class QueueBegin(NamedTuple):
 
 class LiveUnit(NamedTuple):
     """A unit that leads into the log, to a message; `end` is the queue offset after its last message. That of a batch
-    queue says itself which queue offset it has; others stand in its place."""
+    queue says itself which queue offset it has; others stand in its place. Units of lost messages stand in front of
+    it from the queue offset `lost_begin` on, if that is less."""
 
     queue_offset: int
     commit_log_offset: int
     size: int
     end: int
     is_of_batch: bool = False
+    lost_begin: int = OFFSETS_END
 
 
 class _Record(NamedTuple):
@@ -172,10 +183,14 @@ def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
 
 
 def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> Iterator[LiveUnit]:
+    lost_begin = OFFSETS_END
     for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
-        led = np.flatnonzero((offsets >= log_begin) & (tags_codes != LOST_TAGS_CODE))
+        is_lost = tags_codes == LOST_TAGS_CODE
+        lost_begin = min(lost_begin, int(numbers[is_lost].min(initial=OFFSETS_END)))
+        led = np.flatnonzero((offsets >= log_begin) & ~is_lost)
         columns = (numbers, offsets, sizes, numbers + np.maximum(counts, 1))
-        yield from map(LiveUnit, *(column[led].tolist() for column in columns), repeat(layout is BATCH_UNIT))
+        of_batches, lost = repeat(layout is BATCH_UNIT), repeat(lost_begin)
+        yield from map(LiveUnit, *(column[led].tolist() for column in columns), of_batches, lost)
 
 
 def unit_before(directory: Path, layout: Layout, unit: LiveUnit, disk: Disk) -> tuple[int, int, int] | None:
@@ -266,15 +281,31 @@ def may_lead_to_deleted(
                         yield key
 
 
+def indexed_end(root: Path, disk: Disk) -> int:
+    """Log offset behind the begin of the newest record in the index, by the headers of its files. After a crash the
+    index may be ahead of the log."""
+    end = 0
+    for name in filter(is_index_name, disk.files(root / INDEX)):
+        file = disk.open(root / INDEX / name)
+        try:
+            end = max(end, INDEX_HEADER.unpack(file.read(0, INDEX_HEADER.size)).end_commit_log_offset + 1)
+        except CorruptData:  # a shorter file
+            continue
+        finally:
+            file.close()
+    return end
+
+
 def live_begins(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], known: Mapping[QueueKey, Sequence[LiveUnit]],
-    log: Sequence[MappedFile], root: Path, disk: Disk, *, sealed: Mapping[QueueKey, int] | None,
+    log: Sequence[MappedFile], root: Path, disk: Disk, *, sealed: Mapping[QueueKey, int] | None, indexed_end: int,
 ) -> dict[QueueKey, QueueBegin]:  # fmt: skip
     """Where queues begin, by their first units and one walk over the log; those of which that is not known are left
     out. Of others it is `known`. A unit counts if a record of its place begins where it leads to, or if that record is
     damaged: its bytes, or, for the first unit, what it says of its place. The first one does not if its record is
     a deleted one. `sealed` are the ends of queues at a clean stop after which nothing was put, as far as they are
     known, None after a crash: a queue whose messages reach that end, and whose units do not, has another one's files.
+    `indexed_end` is where the log ended at least, by the index.
     Raises `CorruptData` where files of queues were renamed or exchanged, and the log does not tell where these begin.
     """
     if not any(queues.values()) or not log:
@@ -294,7 +325,7 @@ def live_begins(
     sealed_end = seal.log_end_offset if seal else 0
     if sealed is not None and sealed_end == walk.put_end:  # the log lost nothing: the units are of another store
         past_end = {}
-    joined_end = max(sealed_end, _joined_end(walk, log[0].size, root, disk)) if past_end else 0
+    joined_end = max(sealed_end, indexed_end, _joined_end(walk, log[0].size, root, disk)) if past_end else 0
     for key, units in past_end.items():
         if units[0].commit_log_offset < joined_end and _may_be_lost(key, units, walk, max(walk.limit, joined_end)):
             counting[key][0] = True
@@ -582,7 +613,8 @@ def _queue_directories(root: Path, disk: Disk) -> Iterator[tuple[str, int, Path,
 def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:
     """Where a queue begins, by its first unit that counts (where the damage begins, if its record is damaged) and its
     `records` before that. In front of it may be others whose units are damaged: those that lead up to it from queue
-    offset 0. Two or more with larger offsets are of the deleted topic for certain, and so is what is before them."""
+    offset 0. Two or more with larger offsets are of the deleted topic for certain, and so is what is before them; and
+    so is the last one if it does not lead up to it, and has the place of a lost message."""
     damage = walk.damage_at(first.commit_log_offset)
     begin = QueueBegin(first.queue_offset, first.commit_log_offset if damage is None else damage)
     before = [record for record in records if record.commit_log_offset < first.commit_log_offset]
@@ -595,6 +627,9 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
         expected = record.begin
         if not expected:
             return QueueBegin(0, record.commit_log_offset)
+    newest = next((record for record in reversed(before) if not record.is_repaired), before[0])
+    if first.lost_begin <= newest.begin < first.queue_offset != newest.end:
+        return QueueBegin(0, newest.commit_log_offset + 1)
     later = [record.commit_log_offset for record in before if record.begin >= first.queue_offset]
     if len(later) > 1:
         return QueueBegin(0, later[-1] + 1)

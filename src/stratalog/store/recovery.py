@@ -123,7 +123,7 @@ from stratalog.store.evidence import (
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record, is_record
-from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place
+from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place, indexed_end
 from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
 from stratalog.store.snapshot import QueueEnd
@@ -263,6 +263,8 @@ def recover(
             told |= {queue: one.end for queue, one in of_batches if one.record}  # it tells, not the unit
         is_sealed = intact and seal is not None
         gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end, clean=clean)
+        files = dispatcher.queue_set
+        reached = indexed_end(files.root, files.disk) if clean and not untouched else 0  # before these files go
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         before = {(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)}
         begin = start
@@ -274,9 +276,10 @@ def recover(
         begins, doubtful = begins_of(
             log,
             queues,
-            dispatcher.queue_set,
+            files,
             reads_whole_log=start == log.first_offset,
             sealed=sealed if clean else None,
+            indexed_end=reached,
         )
         for one in noted:
             key = one.topic, one.queue_id
@@ -434,8 +437,8 @@ def _leads_past_end(log: CommitLog, dispatcher: Dispatcher) -> UnitQueue | None:
 
 def closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
     """Where the log ended when RocketMQ closed the store properly, if its end was overwritten since: the newest units
-    point to after it, two or more, of queues that find their messages before it or begin there. 0 if not: a unit alone
-    may be damaged."""
+    point to after it, two or more, of queues that find their messages before it or begin there. Unless the index leads
+    there, too, one queue must find its messages. 0 if not: a unit alone may be damaged."""
     near = range(log.first_offset, log.end_offset)
     newest = [
         (queue, (unit[0], unit[0] + unit[1])) for queue in dispatcher.queues.values()
@@ -445,7 +448,8 @@ def closed_end(log: CommitLog, dispatcher: Dispatcher) -> int:
         return 0
     end = LogScan(log, log.first_offset, log.end_offset, looks_for_torn=False).run().end_offset
     finds = {queue: _finds_message_before(log, queue, end) for queue, (begin, _) in newest if begin >= end}
-    if not any(finds.values()):
+    files = dispatcher.queue_set
+    if not any(finds.values()) and (end == log.first_offset or indexed_end(files.root, files.disk) <= end):
         return 0
     lost = {unit for queue, unit in newest if finds.get(queue) is not False and end <= unit[0] < unit[1] <= near.stop}
     return max(stop for _, stop in lost) if len(lost) > 1 else 0

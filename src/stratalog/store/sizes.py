@@ -377,20 +377,20 @@ def _queue_files(tree: Path, disk: Disk, unit_size: int, expected: int) -> list[
             files = [file for file in _files(tree / topic / queue_id, disk) if not file[1] % unit_size]
             if any(size != expected for _, size in files):
                 first = tree / topic / queue_id / names.offset_name(files[0][0])
-                files = files if _tree_of(first, disk) in (None, tree.name) else []
+                files = files if tree_of(first, disk) in (None, tree.name) else []
             found += files
             if len(found) >= (_FILES_ALIKE if len({size for _, size in found}) == 1 else _FILES_MAX):
                 return found
     return found
 
 
-def _tree_of(path: Path, disk: Disk) -> str | None:
+def tree_of(path: Path, disk: Disk) -> str | None:
     """Below which directory of a store a queue's file belongs, by its first units; None where they do not tell."""
     with contextlib.suppress(OSError, CorruptData):
         head = disk.read(path, size_max=BATCH_UNIT.size, cut=True) or b""
         extension, batch = EXTENSION_UNIT.unpack(head), BATCH_UNIT.unpack(head)
         first, second = UNIT.unpack(head), UNIT.unpack(head, UNIT.size)
-        if extension.size == EXTENSION_UNIT.size + extension.bitmap_size:
+        if EXTENSION_UNIT.size <= extension.size == EXTENSION_UNIT.size + extension.bitmap_size:
             return names.CONSUME_QUEUE_EXT
         if (batch.compacted_offset, batch.reserved) == (BATCH_COMPACTED_OFFSET, 0):
             return names.BATCH_CONSUME_QUEUE

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
+    indexed_end,
     leads_to_first,
     live_begins,
     may_lead_to_deleted,
@@ -54,6 +55,7 @@ from stratalog.store.queue_begin import (
     written_units,
 )
 from stratalog.store.queue_set import has_light_queues
+from stratalog.store.sizes import tree_of
 from stratalog.store.snapshot import noted_begins, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
@@ -308,6 +310,18 @@ class Evidence:
         """Whether there is a directory for a queue's units, though its files may be lost."""
         trees = (CONSUME_QUEUE, BATCH_CONSUME_QUEUE)
         return is_topic(key[0]) and any((self._root / tree / key[0] / str(key[1])).is_dir() for tree in trees)
+
+    def has_tree(self, queue: "QueueEvidence") -> bool:
+        """Whether there is the directory that a queue's own directory lies below, with files that belong there: it
+        stays when topics are deleted."""
+        tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
+        files = (
+            directory / name
+            for _, _, directory in queue_directories(self._root, tree, self._disk)
+            for name in islice(self._disk.files(directory), 1)
+        )
+        shown = {tree_of(file, self._disk) for file in files} - {None}
+        return (self._root / tree).is_dir() and (not shown or tree in shown)
 
     def is_deleted(self, queue: QueueEvidence) -> bool:
         """Whether a queue without a directory had messages of several topics of that name, which were all deleted:
@@ -613,10 +627,11 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                         else:
                             doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
-        sealed = None
+        sealed, reached = None, 0
         with contextlib.suppress(Unreadable):  # the report has it
-            sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else None
-        found |= live_begins(doubtful, sound, log, root, disk, sealed=sealed)
+            if doubtful and was_closed(root, disk):
+                sealed, reached = sealed_ends(root, disk), indexed_end(root, disk)
+        found |= live_begins(doubtful, sound, log, root, disk, sealed=sealed, indexed_end=reached)
     return found | noted_begins(root, disk)
 
 

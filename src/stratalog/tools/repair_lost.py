@@ -137,7 +137,7 @@ class Judge:
         light: list[tuple[QueueEvidence, int, int]] = []
         for queue in list(self._evidence.queues.values()):
             second = self._second_topic(queue)
-            if second >= 0 and self._evidence.has_directory(queue.key):
+            if second >= 0 and (self._evidence.has_directory(queue.key) or not self._evidence.has_tree(queue)):
                 raise self._refusal(queue, second)
             if second >= 0 or self._evidence.is_deleted(queue):  # what no queue leads to stays as it is
                 continue
