@@ -50,8 +50,8 @@ from stratalog.store.queue_set import QueueSet, UnitQueue
 from stratalog.store.special_read import messages_in
 
 RESTORE_LOG = (
-    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, whose queue offsets begin "
-    "at 0 again, below those that consumer groups have committed, remove consumequeue/, batchconsumequeue/, "
+    "restore commitlog/ from a copy: messages are nowhere else. To begin with an empty store, whose queue offsets "
+    "begin at 0 again, below those that consumer groups have committed, remove consumequeue/, batchconsumequeue/, "
     "consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
 )
 _CLOCK_MARGIN_MS = 3000
