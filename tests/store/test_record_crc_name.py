@@ -1,15 +1,21 @@
 """The name of the record CRC in tags, keys and properties of messages: a part of a name or of a value is no CRC."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import stratalog
 from store.model import QUIET, SMALL
+from stratalog.errors import IllegalMessage
 from stratalog.layout.message import decode_record
 from stratalog.layout.properties import CRC32, CRC_PROPERTY_SIZE, encode_properties
 from stratalog.layout.recordcrc import has_record_crc
+from stratalog.store.message_store import MessageStore
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
@@ -34,6 +40,45 @@ def test_a_message_that_names_the_record_crc_is_served(has_crc: bool, tmp_path: 
     (tmp_path / "abort").touch()
     with stratalog.open(tmp_path, **SMALL, **QUIET) as store:
         assert [message.body for message in store.queue("topic").read()] == bodies * 2
+    assert verify(tmp_path).ok
+    assert not plan_repair(tmp_path).actions
+
+
+PIECES = [b"a", b"\1", b"\2", CRC32.encode(), b"7" * 10, b"7" * 11]
+TEXTS = [b"".join(pieces) for count in range(6) for pieces in product(PIECES, repeat=count)]
+
+
+def _append(store: MessageStore, body: bytes, properties: bytes) -> None:
+    row = {"body": [body], "properties": [properties]}
+    schema = pa.schema({"body": pa.binary(), "properties": pa.binary()})
+    store.append(pa.record_batch(row, schema=schema), topic="topic", queue_id=0)
+
+
+WAYS: dict[str, Callable[[MessageStore, bytes, bytes], object]] = {
+    "put_raw": lambda store, body, text: store.queue("topic").put_raw(body, text),
+    "put_raw in Python": lambda store, body, text: type(store.queue("topic")).put_raw(store.queue("topic"), body, text),
+    "put_record": lambda store, body, text: store.queue("topic").put_record(body, text),
+    "put_many, one text": lambda store, body, text: store.put_many("topic", [body], text),
+    "put_many, texts": lambda store, body, text: store.put_many("topic", [body], [text]),
+    "append": _append,
+}
+
+
+@pytest.mark.parametrize("has_crc", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_stored_properties_are_refused_or_served(way: str, has_crc: bool, tmp_path: Path) -> None:
+    """Also those that end like a record CRC, in the middle of a value."""
+    served = []
+    with stratalog.open(tmp_path, **SMALL, **QUIET, enabled_append_prop_crc=has_crc) as store:
+        for number, text in enumerate(TEXTS):
+            with suppress(IllegalMessage):
+                WAYS[way](store, b"%d" % number, text)
+                served.append(b"%d" % number)
+        assert len(TEXTS) - 800 < len(served) < len(TEXTS)
+        assert [message.body for message in store.queue("topic").read()] == served
+    (tmp_path / "abort").touch()
+    with stratalog.open(tmp_path, **SMALL, **QUIET) as store:
+        assert [message.body for message in store.queue("topic").read()] == served
     assert verify(tmp_path).ok
     assert not plan_repair(tmp_path).actions
 

@@ -23,7 +23,7 @@ from stratalog.kernels.memory import copy, load_le_i64, load_u8, store_le_i64, s
 from stratalog.kernels.queue_table import same_bytes
 from stratalog.kernels.record import find_byte
 from stratalog.layout.javahash import PROPERTY_MAP_CAPACITY
-from stratalog.layout.properties import KEY_SEPARATOR, NAME_END_BYTE, VALUE_END_BYTE, WAIT
+from stratalog.layout.properties import CRC_PROPERTY_SIZE, KEY_SEPARATOR, NAME_END_BYTE, VALUE_END_BYTE, WAIT
 
 GIVEN_TAGS, GIVEN_KEYS, GIVEN_UNIQUE_KEY, GIVEN_PROPERTIES, GIVEN_BORN, GIVEN_WAIT, GIVEN_QUEUE_ID = range(
     at.KEYWORD_COUNT
@@ -133,7 +133,8 @@ def _steers(queue: int, name: int, size: int) -> bool:
 
 @part
 def text_steers(queue: int, text: int, size: int) -> bool:
-    """The same for any property of a stored text; and whether it ends with a zero byte, which none should."""
+    """The same for any property of a stored text; and whether it ends with a zero byte, or like a record CRC, as none
+    should."""
     begin, end = text, text + size
     if size and load_u8(end - 1) == 0:  # for `check_stored` to refuse
         return True
@@ -141,7 +142,8 @@ def text_steers(queue: int, text: int, size: int) -> bool:
         if _steers(queue, begin, end - begin):
             return True
         begin = find_byte(begin, end, VALUE_END_BYTE) + 1
-    return False
+    tail = end - CRC_PROPERTY_SIZE
+    return tail >= text and same_bytes(tail, word(queue, at.CRC_TEXT), _INNER_SIZE)
 
 
 @part

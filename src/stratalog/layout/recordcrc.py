@@ -10,9 +10,11 @@ front (a broker orders properties by hash, and the names that it adds itself com
 
 import re
 
+from stratalog.errors import IllegalMessage
 from stratalog.layout.message import crc_of
 from stratalog.layout.properties import CRC32, CRC_DIGITS, CRC_PROPERTY_SIZE, NAME_END, VALUE_END
 
+CRC_NAME = CRC32.encode()
 CRC_LEAD = (CRC32 + NAME_END).encode()
 _END = VALUE_END.encode()
 _STALE = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(CRC_LEAD) + rb"[^\x02]*(?:\x02|\Z)")
@@ -27,8 +29,14 @@ CRC_ROOM = CRC_LEAD + _digits(0) + _END
 
 
 def without_record_crc(properties: bytes) -> bytes:
-    """Properties without the CRC of the record that they come from (MessageUtils.deleteProperty)."""
-    return _STALE.sub(b"", properties) if CRC_LEAD in properties else properties
+    """Properties without the CRC of the record that they come from (MessageUtils.deleteProperty). Raises
+    `IllegalMessage` for those that would be taken for properties with a CRC all the same."""
+    if CRC_NAME not in properties:
+        return properties
+    properties = _STALE.sub(b"", properties)
+    if has_record_crc(properties):
+        raise IllegalMessage(f"the properties end like a record CRC ({CRC32}); nothing was written")
+    return properties
 
 
 def reserve_record_crc(properties: bytes) -> bytes:
@@ -61,7 +69,7 @@ def has_record_crc(properties: bytes) -> bool:
     """Whether stored properties end with a record CRC, right or wrong: with its name, as kernels see it (a name's part,
     or a value's, is none)."""
     tail, before = properties[-CRC_PROPERTY_SIZE:], properties[:-CRC_PROPERTY_SIZE]
-    if len(tail) < CRC_PROPERTY_SIZE or not tail.startswith(CRC32.encode()):
+    if len(tail) < CRC_PROPERTY_SIZE or not tail.startswith(CRC_NAME):
         return False
     if not before or before.endswith(_END):
         return tail.startswith(CRC_LEAD) or NAME_END.encode() not in tail

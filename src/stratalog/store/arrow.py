@@ -36,7 +36,7 @@ from stratalog.layout.properties import (
     UNIQUE_KEY,
     VALUE_END,
 )
-from stratalog.layout.recordcrc import CRC_LEAD, CRC_ROOM, without_record_crc
+from stratalog.layout.recordcrc import CRC_NAME, CRC_ROOM, without_record_crc
 from stratalog.store.arguments import column_names, exact_count, exact_text
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.locks import free
@@ -315,7 +315,7 @@ def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
 
 def _without_crcs(column: pa.Array, *, closed: bool) -> pa.Array:
     """Stored properties without the CRCs of the records that they come from, if `closed` with their last separator."""
-    if pc.any(pc.match_substring(column, CRC_LEAD)).as_py():
+    if pc.any(pc.match_substring(column, CRC_NAME)).as_py():
         column = pa.array([text and without_record_crc(text) for text in column.to_pylist()], pa.binary())
     end = VALUE_END.encode()
     if closed and not pc.all(pc.or_(pc.ends_with(column, end), pc.equal(pc.binary_length(column), 0))).as_py():

@@ -31,7 +31,7 @@ from stratalog.kernels.recordcrc import seal_records
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host, Record
 from stratalog.layout.names import SCHEDULE_TOPIC
 from stratalog.layout.properties import DELAY, find_property
-from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, without_record_crc
+from stratalog.layout.recordcrc import CRC_NAME, reserve_record_crc, without_record_crc
 from stratalog.store.locks import free
 from stratalog.store.queue import Queue
 from stratalog.store.receipts import Receipts
@@ -121,7 +121,7 @@ def put_list(
     if store.settings.enabled_append_prop_crc:
         texts = [reserve_record_crc(without_record_crc(text)) for text in texts]
         stored = b"".join(texts)
-    elif CRC_LEAD in stored:
+    elif CRC_NAME in stored:
         texts = [without_record_crc(text) for text in texts]
         stored = b"".join(texts)
     try:

@@ -30,7 +30,7 @@ from stratalog.layout.message import (
 )
 from stratalog.layout.properties import KEYS, NAME_END, TAGS, UNIQUE_KEY, VALUE_END
 from stratalog.layout.queue import FILLER_SIZE
-from stratalog.layout.recordcrc import CRC_LEAD, reserve_record_crc, seal_record_crc
+from stratalog.layout.recordcrc import CRC_NAME, reserve_record_crc, seal_record_crc
 from stratalog.store.arguments import (
     TIME_MAX,
     Moment,
@@ -216,7 +216,7 @@ class Queue(Uncopied):
     def put_raw(self, body: bytes, properties: bytes = b"", *, born_timestamp: int = 0, wait: bool = True) -> Receipt:
         """Append one message whose properties are already encoded (`name 0x01 value 0x02` repeated)."""
         properties = exact_bytes("properties", properties)
-        if CRC_LEAD in properties or properties.endswith(b"\0"):
+        if CRC_NAME in properties or properties.endswith(b"\0"):
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         return self._append(body, properties, born_timestamp, wait)
 
