@@ -15,7 +15,7 @@ from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
 from stratalog.kernels.put_words import CLOCK, LOG_END, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
-from stratalog.layout.light import INNER_LEAD, is_light
+from stratalog.layout.light import INNER_LEAD, LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
     HEAD_REST,
@@ -115,7 +115,8 @@ class Queue(Uncopied):
         self._seals = store.settings.enabled_append_prop_crc
         is_plain = self.is_batchable
         self.kind = store.queue_set.kind_of(topic)
-        self.is_special = self.kind == QueueKind.BATCH or is_light(topic)
+        self.is_light = is_light(topic) and queue_id == LIGHT_QUEUE_ID
+        self.is_special = self.kind == QueueKind.BATCH or self.is_light
         """Whether its units do not stand for one record of its own each: kernels cannot read it."""
         self.is_plain = is_plain and self.kind <= QueueKind.SCHEDULE
         if is_light(topic) and store.settings.dispatches_light_queues:
@@ -410,7 +411,7 @@ class Queue(Uncopied):
         known = self.store.units_of(self)
         if isinstance(known, BatchQueue):
             return batch_messages(self, known, start, left, follow)
-        lists_of = light_messages if is_light(self.topic) else plain_messages
+        lists_of = light_messages if self.is_light else plain_messages
         return chain.from_iterable(read_queue(self, known, start, left, follow=follow, lists_of=lists_of))
 
     def not_there(

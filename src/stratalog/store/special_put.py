@@ -62,13 +62,13 @@ def special_of(queue: "Queue", record: Record) -> Special | None:
     if has_num or record.sys_flag & SysFlag.INNER_BATCH:
         _check_inner_batch(queue, record, kind)
         return _InnerBatch(queue, inner_count(record.properties))
-    names = (find_property(record.properties, MULTI_DISPATCH.encode()) or "").strip()
+    names = find_property(record.properties, MULTI_DISPATCH.encode()) or ""
     if is_light(queue.topic) and queue.store.settings.dispatches_light_queues:
         raise IllegalMessage(
             f"{queue.topic!r} is a light queue: put to another topic, with the queue's name in "
             f"{MULTI_DISPATCH}; nothing was written"
         )
-    if not names or kind == QueueKind.PLAIN or kind == QueueKind.SCHEDULE:
+    if not names.strip() or kind == QueueKind.PLAIN or kind == QueueKind.SCHEDULE:
         return None
     if kind == QueueKind.BATCH:
         raise IllegalMessage(

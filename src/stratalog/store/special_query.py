@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stratalog.errors import CorruptData
-from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, has_other_id, is_light
 from stratalog.store.lookup import Hits, Lookup
 from stratalog.store.message import Message
 from stratalog.store.special_read import offset_in, place_in, unwrapped
@@ -46,12 +46,13 @@ def light_hits(
     for parent in parents:
         hits = lookup.accepted(
             parent, key, begin=begin, end=end, limit=limit,
-            accept=lambda message: offset_in(queue, message) >= 0,
+            accept=lambda message: message.topic == topic or offset_in(queue, message) >= 0,
         )  # fmt: skip
         found, more, damaged = found + hits, more or hits.more, [*damaged, *hits.damaged]
     found.sort(key=lambda message: message.commit_log_offset)
     for message in found:
-        place_in(queue, message)
+        if not has_other_id(message.topic, message.queue_id):
+            place_in(queue, message)
     return _newest(found, limit, more=more, damaged=damaged)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stratalog.errors import CorruptData, IllegalMessage, counted
 from stratalog.layout.batch import INNER_FLAGS, INNER_NUM, BatchEntry, batch_size_of, decode_batch_body
-from stratalog.layout.light import LIGHT_QUEUE_ID, holds_nearly, is_light, light_offset
+from stratalog.layout.light import LIGHT_QUEUE_ID, holds_nearly, light_offset
 from stratalog.layout.message import LOST_FLAG, Record, crc_of
 from stratalog.layout.properties import find_property
 from stratalog.layout.queue import FILLER_SIZE, UNIT
@@ -133,7 +133,7 @@ def light_messages(queue: "Queue", units: bytes, start: int) -> Iterator[list[Me
 
 def is_at(queue: "Queue", message: Message, queue_offset: int) -> bool:
     """Whether a record may be at this offset of a plain or light queue, as it says itself."""
-    if not is_light(queue.topic):
+    if not queue.is_light:
         return (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, queue_offset)
     ahead = offset_in(queue, message) - queue_offset
     return not ahead or 0 < ahead <= _ahead_at_end(queue)
