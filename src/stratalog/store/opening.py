@@ -202,7 +202,8 @@ def misplaced_tree(root: Path, disk: Disk) -> tuple[Path, str, str] | None:
     for tree in (*([names.COMMIT_LOG] if is_empty else []), names.INDEX, names.CONFIG):
         with contextlib.suppress(OSError):  # who reads its files says so
             for topic in disk.directories(root / tree):
-                if any(names.queue_id_of(name) is not None for name in disk.directories(root / tree / topic)):
+                queues = (root / tree / topic / one for one in disk.directories(root / tree / topic))
+                if any(names.queue_id_of(queue.name) is not None and _data_files(queue, disk) for queue in queues):
                     return root / tree, f"what belongs into {tree}/", "directories of queues"
     return None
 

@@ -183,7 +183,7 @@ def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
 
 
 def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> Iterator[LiveUnit]:
-    lost_begin = OFFSETS_END
+    lost_begin = OFFSETS_END if log_begin or layout is UNIT else 0  # no units stand in front of those of batches
     for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
         is_lost = tags_codes == LOST_TAGS_CODE
         lost_begin = min(lost_begin, int(numbers[is_lost].min(initial=OFFSETS_END)))
@@ -283,7 +283,7 @@ def may_lead_to_deleted(
 
 def indexed_end(root: Path, disk: Disk) -> int:
     """Log offset behind the begin of the newest record in the index, by the headers of its files. After a crash the
-    index may be ahead of the log."""
+    index may be ahead of the log, which lost its end then."""
     end = 0
     for name in filter(is_index_name, disk.files(root / INDEX)):
         file = disk.open(root / INDEX / name)
@@ -308,9 +308,12 @@ def live_begins(
     `indexed_end` is where the log ended at least, by the index.
     Raises `CorruptData` where files of queues were renamed or exchanged, and the log does not tell where these begin.
     """
-    if not any(queues.values()) or not log:
+    if not log:
         return {}
-    walk, found = _Walk(log, queues), dict[QueueKey, QueueBegin]()
+    lost = {key: unit for key, units in queues.items() if not units and (unit := _lost_only(key, log, root, disk))}
+    if not any(queues.values()) and not lost:
+        return {}
+    walk, found = _Walk(log, {**queues, **{key: [unit] for key, unit in lost.items()}}), dict[QueueKey, QueueBegin]()
     _refuse_exchanged(queues, known, walk, log)
     asked = {
         key: [_corrected(key, *pair, walk, is_first=not at) for at, pair in enumerate(zip_longest(units, units[1:]))]
@@ -346,7 +349,39 @@ def live_begins(
         begin = _begin(first, walk, walk.of_queue[key], is_whole_log=not int(log[0].path.name)) if first else None
         if begin and not _is_sealed((sealed or {}).get(key), begin, walk.of_queue[key], units):
             found[key] = begin
-    return found
+    return found | {
+        key: QueueBegin(0, end) for key, unit in lost.items() if (end := _end_of_deleted(unit, walk.of_queue[key]))
+    }  # fmt: skip
+
+
+def _lost_only(key: QueueKey, log: Sequence[MappedFile], root: Path, disk: Disk) -> LiveUnit | None:
+    """What stands in for the first unit of a queue that has units of lost messages alone: it would come next, after the
+    log's end."""
+    for tree, layout in QUEUE_LAYOUTS.items():
+        begin, end = OFFSETS_END, 0
+        for numbers, _, _, counts, tags_codes in written_units(root / tree / key[0] / str(key[1]), layout, disk):
+            is_lost = tags_codes == LOST_TAGS_CODE
+            begin = min(begin, int(numbers[is_lost].min(initial=OFFSETS_END)))
+            end = max(end, int((numbers + np.maximum(counts, 1))[is_lost].max(initial=0)))
+        if end:
+            return LiveUnit(end, int(log[-1].path.name) + log[-1].size, 0, end, layout is BATCH_UNIT, begin)
+    return None
+
+
+def _end_of_deleted(unit: LiveUnit, records: Sequence[_Record]) -> int:
+    """Log offset after the begin of the last record of a deleted topic, 0 where there is none: of the last records that
+    follow each other in the queue, if one has the place of a lost message and they do not lead up to the next one; or
+    of those before, if they go on after the lost ones."""
+    put = [record for record in records if not record.is_repaired]
+    first = len(put) - 1
+    while first > 0 and put[first - 1].end == put[first].begin:
+        first -= 1
+    if not put or put[-1].end == unit.queue_offset:
+        return 0
+    if put[first].begin == unit.queue_offset:
+        return put[first - 1].commit_log_offset + 1 if first else 0
+    has_lost_place = any(unit.lost_begin <= record.begin < unit.queue_offset for record in put[first:])
+    return put[-1].commit_log_offset + 1 if has_lost_place else 0
 
 
 def _is_in(queues: Mapping[QueueKey, int], unit: LiveUnit, walk: "_Walk") -> bool:
@@ -614,7 +649,7 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
     """Where a queue begins, by its first unit that counts (where the damage begins, if its record is damaged) and its
     `records` before that. In front of it may be others whose units are damaged: those that lead up to it from queue
     offset 0. Two or more with larger offsets are of the deleted topic for certain, and so is what is before them; and
-    so is the last one if it does not lead up to it, and has the place of a lost message."""
+    are all if one has the place of a lost message, and they do not lead up to it."""
     damage = walk.damage_at(first.commit_log_offset)
     begin = QueueBegin(first.queue_offset, first.commit_log_offset if damage is None else damage)
     before = [record for record in records if record.commit_log_offset < first.commit_log_offset]
@@ -627,9 +662,11 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
         expected = record.begin
         if not expected:
             return QueueBegin(0, record.commit_log_offset)
-    newest = next((record for record in reversed(before) if not record.is_repaired), before[0])
-    if first.lost_begin <= newest.begin < first.queue_offset != newest.end:
-        return QueueBegin(0, newest.commit_log_offset + 1)
+    put = [record for record in before if not record.is_repaired]
+    if any(first.lost_begin <= record.begin < first.queue_offset for record in put) and (
+        put[-1].end != first.queue_offset
+    ):
+        return QueueBegin(0, put[-1].commit_log_offset + 1)
     later = [record.commit_log_offset for record in before if record.begin >= first.queue_offset]
     if len(later) > 1:
         return QueueBegin(0, later[-1] + 1)

@@ -264,7 +264,7 @@ def recover(
         is_sealed = intact and seal is not None
         gone = {} if beside_writer or untouched else _gone_ends(log, dispatcher, end, clean=clean)
         files = dispatcher.queue_set
-        reached = indexed_end(files.root, files.disk) if clean and not untouched else 0  # before these files go
+        reached = indexed_end(files.root, files.disk) if not untouched else 0  # before these files go
         intact = _load_index(index, log, seal, end, clean=clean, intact=intact, beside_writer=beside_writer)
         before = {(one.topic, one.queue_id): one for one in sorted(noted, key=lambda one: one.given_end)}
         begin = start

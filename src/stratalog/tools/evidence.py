@@ -619,18 +619,19 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
             for topic, queue_id, directory in queue_directories(root, tree, disk):
                 with contextlib.suppress(Unreadable):
-                    if units := first_units(directory, layout, log_begin, disk):
-                        before = unit_before(directory, layout, units[0], disk) if log_begin else None
-                        if leads_to_first(units[0], (topic, queue_id), before, (log_begin, log_end), record_in):
-                            found[topic, queue_id] = QueueBegin(*units[0][:2])
-                            sound[topic, queue_id] = units
-                        else:
-                            doubtful[topic, queue_id] = units
+                    units = first_units(directory, layout, log_begin, disk)
+                    before = unit_before(directory, layout, units[0], disk) if units and log_begin else None
+                    log_range = log_begin, log_end
+                    if units and leads_to_first(units[0], (topic, queue_id), before, log_range, record_in):
+                        found[topic, queue_id] = QueueBegin(*units[0][:2])
+                        sound[topic, queue_id] = units
+                    else:
+                        doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
         sealed, reached = None, 0
         with contextlib.suppress(Unreadable):  # the report has it
-            if doubtful and was_closed(root, disk):
-                sealed, reached = sealed_ends(root, disk), indexed_end(root, disk)
+            sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else None
+            reached = indexed_end(root, disk) if doubtful else 0
         found |= live_begins(doubtful, sound, log, root, disk, sealed=sealed, indexed_end=reached)
     return found | noted_begins(root, disk)
 
