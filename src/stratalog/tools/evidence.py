@@ -524,7 +524,8 @@ class Evidence:
         find a record of their size: the queues were exchanged. Call it after `take_units`."""
         for number in sorted({*self.led_to, *chain(*self.missed_in.values())}):
             led, queued = self.led_to[number], self.queued_in[number]
-            if but_exchanged and 2 * self.fitting_in[number] > led:
+            is_of_log = 2 * self.fitting_in[number] > led
+            if but_exchanged and is_of_log:
                 continue
             missed = [count for counts in self.missed_in.values() if (count := counts[number])]
             is_shifted = len(missed) > 1 and sum(missed) >= max(_MISSED_MIN, queued * _MISSED_SHARE_MIN)
@@ -532,18 +533,18 @@ class Evidence:
                 raise CorruptData(
                     f"{sum(missed) if is_shifted else led:,} queue units that point into this file do not match its "
                     "records: the file is of another store, or files or directories of queues were exchanged. Put the "
-                    f"right file back; if it is the queues, {self._exchanged_step()}",
+                    f"right file back; if it is the queues, {self._exchanged_step(is_of_log=is_of_log)}",
                     path=str(self._root / COMMIT_LOG / offset_name(number * self.file_size)),
                 )
 
-    def _exchanged_step(self) -> str:
+    def _exchanged_step(self, *, is_of_log: bool) -> str:
+        """What to do about exchanged queues; `rebuild` refuses a log file of another store."""
         if self.has_deleted or self._log_begin:  # only units tell where empty queues end
             return f"exchange them back. {ONLY_UNITS_TELL}"
         trees = [f"{tree}/" for tree in (CONSUME_QUEUE, BATCH_CONSUME_QUEUE) if (self._root / tree).is_dir()]
-        return (
-            f"exchange them back, or move {' and '.join(trees)} away: {command('rebuild', self._root)} builds the "
-            "queues again from the log"
-        )
+        step = command("rebuild", self._root)
+        step = f"run {step}, which" if is_of_log else f"move {' and '.join(trees)} away: {step}"
+        return f"exchange them back, or {step} builds the queues again from the log"
 
     @staticmethod
     def _support(

@@ -17,7 +17,7 @@ import numpy as np
 from stratalog.errors import CorruptData
 from stratalog.layout.light import LIGHT_QUEUE_ID, Place, allows_light, holds_nearly, is_light, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
-from stratalog.layout.names import is_topic
+from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, is_topic
 from stratalog.layout.sysflag import KNOWN_MASK, enters_queue
 from stratalog.store.queue_begin import QueueKey, says_twice
 from stratalog.store.recovery import Damage
@@ -213,14 +213,16 @@ class Judge:
         changed = [at for at, is_alone in ((last, not goes_on or last == 1), (0, last == 1)) if is_alone]
         return -1 if any(self._may_be_changed(queue, at) for at in changed) else last
 
-    @staticmethod
-    def _refusal(queue: QueueEvidence, second: int) -> CorruptData:
+    def _refusal(self, queue: QueueEvidence, second: int) -> CorruptData:
         topic, queue_id = queue.key
+        is_there = self._evidence.has_directory(queue.key)
+        tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
+        step = f". If that queue is not used any more, remove {tree}/{topic}/{queue_id}/" if is_there else ""
         return CorruptData(
             f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
             f"{int(queue.offsets[second]):,}, as those of a topic that was deleted and created again. Only the "
             "files of that queue tell which of them are to be served, and they are lost, damaged or another "
-            "queue's: restore them from a copy"
+            f"queue's: restore them from a copy{step}"
         )
 
     def _may_be_changed(self, queue: QueueEvidence, at: int) -> bool:
