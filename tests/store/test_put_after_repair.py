@@ -143,3 +143,32 @@ def test_messages_lost_in_front_of_a_put_are_counted(
             found = read_on(store.queue(*key))[0]
             assert not found.keys() & expected.keys()
             assert {(key, number) for number in expected} <= reports.stated
+
+
+@pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_after_a_crash_it_is_said_that_offsets_of_messages_nobody_knows_may_be_given_again(
+    kind: Kind, road: str, tmp_path: Path
+) -> None:
+    """The newest messages are damaged, their units were not written yet, and another queue's message follows."""
+    live, root = tmp_path / "live", tmp_path / "store"
+    with kind.open(live, clock_ns=Clock()) as store:
+        kind.fill(store, Content(), count=8)
+        store.put("other", b"")
+        store.dispatch()
+        begin = store.log.end_offset
+        kind.fill(store, Content(), begin=8, count=4)
+        end = store.put("other", b"").commit_log_offset
+        shutil.copytree(live, root)
+    path = root / "commitlog" / f"{0:020d}"
+    data = path.read_bytes()
+    path.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+    text = "their queue offsets may be given again"
+    assert any(text in note for note in verify(root, settings=settings_of(kind)).notes)
+    if road == "repair":
+        assert any(text in note for note in plan_repair(root, settings=settings_of(kind)).report.notes)
+    elif road == "rebuild":
+        assert any(text in note for note in rebuild(root, settings=settings_of(kind)).notes)
+    else:
+        with kind.open(root) as store:
+            assert any(text in note for note in store.recovery.notes)

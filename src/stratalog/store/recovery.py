@@ -109,6 +109,7 @@ from stratalog.store.dispatch import (
 )
 from stratalog.store.evidence import (
     RESTORE_LOG,
+    UNCOUNTED,
     are_of_another,
     begins_of,
     check_belonging,
@@ -334,8 +335,9 @@ def recover(
             is_deleted = _begins_with_deleted(log, queue, begins.get((queue.topic, queue.queue_id)))
             if is_deleted and begin > log.first_offset:
                 dispatcher.notes.append(
-                    f"{queue.topic}/{queue.queue_id}: its first unit is damaged and points to a message of a topic "
-                    f"that was deleted. Run {command('repair', log.directory.parent)}"
+                    f"{queue.topic}/{queue.queue_id}: its first unit points to a message that is not its own: the "
+                    "unit is damaged, the file is another queue's, or the topic was deleted. "
+                    f"Run {command('repair', log.directory.parent)}"
                 )
             if queue.is_replaced:
                 dispatcher.notes.append(
@@ -367,6 +369,8 @@ def recover(
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
+    if report.quarantined and not clean and not beside_writer:
+        dispatcher.notes.append(UNCOUNTED)
     report.left_out = list(dispatcher.left_out.values())
     lacking = {(one.topic, one.queue_id) for one in report.left_out}
     for queue, one in ends.items():  # an offset that was given to a message is never given to another

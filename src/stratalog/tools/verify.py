@@ -30,6 +30,7 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
+from stratalog.store.evidence import UNCOUNTED
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import PUT_BACK, check_finished, misplaced_tree, stamps
 from stratalog.store.os_errors import refusing
@@ -185,6 +186,8 @@ def _verify(
             f"{root}: messages of topics that were deleted and created again: {report.deleted_count:,}; their queues "
             "begin after them"
         )
+    if report.damages and not report.clean and not report.is_live:
+        report.notes.append(f"{root}: {UNCOUNTED}")
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
     _check_lost_ends(root, disk, report)
