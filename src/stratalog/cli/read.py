@@ -74,7 +74,12 @@ def get(
         int | None, typer.Option("--offset", "-o", min=0, help="First queue offset; the oldest if not given.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--time", metavar="TIME", help="Begin with the first message stored at or after this.")
+        str | None,
+        typer.Option(
+            "--time",
+            metavar="TIME",
+            help="Begin with the first message stored at or after this; UTC unless a zone is given.",
+        ),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many messages at most.")] = 10,
     full: FullFlag = False,
