@@ -355,16 +355,17 @@ def live_begins(
 
 
 def _lost_only(key: QueueKey, log: Sequence[MappedFile], root: Path, disk: Disk) -> LiveUnit | None:
-    """What stands in for the first unit of a queue that has units of lost messages alone: it would come next, after the
-    log's end."""
+    """What stands in for the first unit of a queue that has units of lost messages alone. It would lead to after the
+    file that was the log's last when they were lost: later ones were put back, if the lost messages are in them."""
     for tree, layout in QUEUE_LAYOUTS.items():
-        begin, end = OFFSETS_END, 0
-        for numbers, _, _, counts, tags_codes in written_units(root / tree / key[0] / str(key[1]), layout, disk):
+        begin, end, place = OFFSETS_END, 0, 0
+        for numbers, offsets, _, counts, tags_codes in written_units(root / tree / key[0] / str(key[1]), layout, disk):
             is_lost = tags_codes == LOST_TAGS_CODE
             begin = min(begin, int(numbers[is_lost].min(initial=OFFSETS_END)))
+            place = max(place, int(offsets[is_lost].max(initial=0)))
             end = max(end, int((numbers + np.maximum(counts, 1))[is_lost].max(initial=0)))
         if end:
-            return LiveUnit(end, int(log[-1].path.name) + log[-1].size, 0, end, layout is BATCH_UNIT, begin)
+            return LiveUnit(end, place + 1 + log[0].size, 0, end, layout is BATCH_UNIT, begin)
     return None
 
 
@@ -372,7 +373,7 @@ def _end_of_deleted(unit: LiveUnit, records: Sequence[_Record]) -> int:
     """Log offset after the begin of the last record of a deleted topic, 0 where there is none: of the last records that
     follow each other in the queue, if one has the place of a lost message and they do not lead up to the next one; or
     of those before, if they go on after the lost ones."""
-    put = [record for record in records if not record.is_repaired]
+    put = [one for one in records if not one.is_repaired and one.commit_log_offset < unit.commit_log_offset]
     first = len(put) - 1
     while first > 0 and put[first - 1].end == put[first].begin:
         first -= 1
