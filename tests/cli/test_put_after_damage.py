@@ -79,7 +79,8 @@ def test_the_command_says_it_on_stderr_and_with_its_exit_code(
     result = call("put", damaged_store, "orders", *given, "--json", stdin="one\ntwo\n")
     assert result.exit_code == 3
     assert json.loads(result.stdout)["count"] == (1 if given else 2)
-    (line,) = result.stderr.splitlines()
+    note, line = result.stderr.splitlines()
+    assert "may be given again" in note
     assert f"`stratalog repair {damaged_store}`" in line
 
 
@@ -87,7 +88,7 @@ def test_a_shell_sees_the_warning_once(damaged_store: Path) -> None:
     line = [sys.executable, "-m", "stratalog.cli.main", "put", damaged_store, "orders", "a body"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 2
     assert done.stderr.count("stratalog repair") == 1
 
 
