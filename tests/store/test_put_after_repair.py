@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store.kinds import BATCH, EXTENDED, KINDS, PLAIN, SIZES, Content, Kind, read_on
 from store.model import Clock, crash_copy
-from store.test_recreated_topics import settings_of, walked
+from store.test_recreated_topics import killed, settings_of, walked, zeroed
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
@@ -172,3 +173,20 @@ def test_after_a_crash_it_is_said_that_offsets_of_messages_nobody_knows_may_be_g
     else:
         with kind.open(root) as store:
             assert any(text in note for note in store.recovery.notes)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_after_a_crash_it_is_said_that_the_index_knows_messages_after_the_logs_end(kind: Kind, tmp_path: Path) -> None:
+    """The newest units were never written."""
+    content = Content()
+    with kind.open(tmp_path, clock_ns=Clock()) as store:
+        kind.fill(store, content, count=12)
+    killed(tmp_path)
+    begin = min(list(queue.values())[-2].commit_log_offset for queue in content.queues.values())
+    zeroed(tmp_path, begin)
+    for path in (tmp_path / kind.tree).glob("*/*/*"):
+        units = np.frombuffer(path.read_bytes(), kind.layout.dtype).copy()
+        units[units["commit_log_offset"] >= begin] = 0
+        path.write_bytes(units.tobytes().ljust(path.stat().st_size, b"\0"))
+    with kind.open(tmp_path) as store:
+        assert any("their queue offsets may be given again" in note for note in store.recovery.notes)

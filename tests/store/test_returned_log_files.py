@@ -10,6 +10,9 @@ import pytest
 from store.kinds import KINDS, Kind, read_on
 from store.test_recreated_topics import STATES, settings_of
 from stratalog.layout.names import COMMIT_LOG
+from stratalog.store.disk import Disk
+from stratalog.store.queue_begin import QueueBegin
+from stratalog.store.snapshot import keep_ends
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -66,3 +69,24 @@ def test_one_repair_makes_the_store_whole(
             assert store.queue(*key).max_offset == len(messages)
             assert found == {number: messages[number] for number in found}
             assert {number for number, one in messages.items() if one.commit_log_offset >= removed * SIZE} <= {*found}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_begin_that_was_noted_for_a_shorter_log_does_not_hide_what_is_put_back(kind: Kind, tmp_path: Path) -> None:
+    root, away = tmp_path / "store", tmp_path / "away"
+    content = kind.made(root, count=PUTS, mapped_file_size_commit_log=SIZE)
+    first, second, *_ = sorted((root / COMMIT_LOG).iterdir())
+    away.mkdir()
+    for path in (first, second):
+        path.rename(away / path.name)
+    key = kind.queues[0]
+    number, known = next(
+        (number, known) for number, known in content.queues[key].items() if known.commit_log_offset >= 2 * SIZE
+    )
+    kind.open(root, mapped_file_size_commit_log=SIZE).close()
+    keep_ends(root, Disk(), {key: QueueBegin(number, known.commit_log_offset)})
+    for path in (first, second):
+        (away / path.name).rename(path)
+    for mode in ("r", "w"):
+        with kind.open(root, mode=mode, mapped_file_size_commit_log=SIZE) as store:
+            assert read_on(store.queue(*key)) == (content.queues[key], [], set())

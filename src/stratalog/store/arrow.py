@@ -23,26 +23,31 @@ from stratalog.kernels.queue_table import (
 )
 from stratalog.kernels.recordcrc import seal_records
 from stratalog.kernels.scan import VERIFY
+from stratalog.layout.batch import INNER_NUM
 from stratalog.layout.columns import ARROW_SCHEMA
 from stratalog.layout.javahash import property_order
+from stratalog.layout.light import INNER_LEAD
 from stratalog.layout.message import BLANK, PROPERTIES_SIZE_MAX, Host
 from stratalog.layout.properties import (
     CRC32,
     CRC_PROPERTY_SIZE,
+    DELAY,
     KEY_SEPARATOR,
     KEYS,
     NAME_END,
     TAGS,
     UNIQUE_KEY,
     VALUE_END,
+    find_property,
 )
 from stratalog.layout.recordcrc import CRC_NAME, CRC_ROOM, without_record_crc
+from stratalog.layout.sysflag import SysFlag
 from stratalog.store.arguments import column_names, exact_count, exact_text
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.locks import free
 from stratalog.store.queue import Queue
 from stratalog.store.reading import check_complete
-from stratalog.store.record_put import check_queue_id
+from stratalog.store.record_put import check_level, check_queue_id
 from stratalog.store.special_arrow import arrow_of
 
 if TYPE_CHECKING:
@@ -175,6 +180,7 @@ def append_batch(
             "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
         )
     _check_plain(batch, queues)
+    _check_levels(batch, np.isin(rows_queue, [at for at, one in enumerate(queues) if one.kind == QueueKind.SCHEDULE]))
     ranges: dict[tuple[str, int], range] = {}
     fixed = max(queue.fixed_size for queue in queues)
     with_crc = store.settings.enabled_append_prop_crc
@@ -212,6 +218,13 @@ def _check_columns(batch: pa.RecordBatch) -> None:
         raise IllegalMessage("the batch has no column 'body'; nothing was written")
     if not batch.num_rows:  # it may have no offsets at all
         return
+    if "sysFlag" in names and pa.types.is_integer(batch.column("sysFlag").type):
+        flags = batch.column("sysFlag").fill_null(0).to_numpy(zero_copy_only=False)
+        if (flags & SysFlag.COMPRESSED).any():
+            raise IllegalMessage(
+                "column 'sysFlag': a row's body is compressed, and rows are stored as they are: use put_record with "
+                "sys_flag, or give the body of Message.decompressed() and drop the column; nothing was written"
+            )
     try:
         batch.validate()
     except pa.ArrowException as error:
@@ -233,19 +246,33 @@ def _check_columns(batch: pa.RecordBatch) -> None:
 def _check_plain(batch: pa.RecordBatch, queues: list[Queue]) -> None:
     """Raise `IllegalMessage` for properties with which a topic's messages stand in more queues than one, or as one of
     several in theirs: the kernels do not write these."""
-    queues = [queue for queue in queues if queue.kind > QueueKind.SCHEDULE]
-    if not queues:
-        return
-    names = "".join(batch.schema.names).encode()
+    texts: list[bytes] = []
     if _RAW_PROPERTIES in batch.schema.names:
-        _, _, data = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary()).buffers()
-        names += data.to_pybytes() if data is not None else b""
+        column = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary())
+        if pc.any(pc.match_substring(column, INNER_LEAD)).as_py():
+            texts = [text or b"" for text in column.to_pylist()]
+    names = set(batch.schema.names) - _IGNORED_COLUMNS
+    is_special = bool(texts) or any(INNER_LEAD.decode() in name for name in names)
+    is_batch = INNER_NUM in names or any(find_property(text, INNER_NUM.encode()) is not None for text in texts)
     for queue in queues:
-        if queue.needs_more(names):
+        if is_special if queue.kind > QueueKind.SCHEDULE else is_batch:
             raise IllegalMessage(
                 f"topic {queue.topic!r}: Arrow batches take no properties INNER_…; use put_batch or put_record; "
                 "nothing was written"
             )
+
+
+def _check_levels(batch: pa.RecordBatch, is_delayed: Array) -> None:
+    """Raise `IllegalMessage` for rows of the topic of delayed messages whose level is no number."""
+    if not is_delayed.any():
+        return
+    rows = batch.filter(pa.array(is_delayed))
+    if _RAW_PROPERTIES in batch.schema.names:
+        for text in _cast(_RAW_PROPERTIES, rows.column(_RAW_PROPERTIES), pa.binary()).to_pylist():
+            check_level(find_property(text or b"", DELAY.encode()))
+    elif DELAY in batch.schema.names:
+        for level in pc.unique(_cast(DELAY, rows.column(DELAY), pa.string())).to_pylist():
+            check_level(level)
 
 
 def _queues_of(

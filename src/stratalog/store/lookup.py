@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,11 @@ def with_ranges(hits: list[Message], ranges: Sequence[tuple[int, CorruptData]]) 
     return Hits.of(known, more=known.more, damaged=[*known.damaged, *unseen])
 
 
+def _is_plain(key: str) -> bool:
+    """Whether compiled code may compare a key with stored bytes: what is no UTF-8 there is read as U+FFFD."""
+    return "\ufffd" not in key
+
+
 class HitsByKey(dict[str, list[Message]]):
     """The intact messages that a query found for each key, oldest first; a `Hits` where there is more to say."""
 
@@ -108,7 +114,8 @@ class Lookup:
         found: list[list[Message]] = []
         while len(found) < len(keys):
             some = keys[len(found) : len(found) + _KEYS_AT_ONCE]
-            newest = self._natively(topic, some, begin, end, limit + 1) if ready_or_started() else []
+            asked = list(takewhile(_is_plain, some))
+            newest = self._natively(topic, asked, begin, end, limit + 1) if asked and ready_or_started() else []
             for number, hits in enumerate(newest):
                 if len(hits) > 1 or not limit:
                     newest[number] = self._limited(hits, topic, some[number], begin, end, limit)

@@ -15,6 +15,7 @@ from stratalog.kernels.jit import HOLDS_THE_GIL
 from stratalog.kernels.put_many import put_many
 from stratalog.kernels.put_words import CLOCK, LOG_END, NEXT_OFFSET, QueueWords
 from stratalog.kernels.queue_table import QueueKind
+from stratalog.layout.batch import INNER_NUM
 from stratalog.layout.light import INNER_LEAD, LIGHT_QUEUE_ID, is_light
 from stratalog.layout.message import (
     FIXED_SIZE_V1,
@@ -118,19 +119,18 @@ class Queue(Uncopied):
         self.is_light = is_light(topic) and queue_id == LIGHT_QUEUE_ID
         self.is_special = self.kind == QueueKind.BATCH or self.is_light
         """Whether its units do not stand for one record of its own each: kernels cannot read it."""
-        self.is_plain = is_plain and self.kind <= QueueKind.SCHEDULE
         if is_light(topic) and store.settings.dispatches_light_queues:
             self.is_batchable = is_plain = False  # refused by `put_record`
-        self._marker = INNER_LEAD if is_plain and self.kind > QueueKind.SCHEDULE else b""
-        """Messages without properties of such a name are plain though their topic is not."""
+        marker = INNER_LEAD if self.kind > QueueKind.SCHEDULE else INNER_NUM.encode()
+        self._marker = marker if is_plain and self.kind != QueueKind.SCHEDULE else b""
+        """Messages without properties of such a name are plain: neither refused nor in several queues."""
         self.fixed_size = FIXED_SIZE_V1 + len(name)
         self._shapes: dict[tuple[Any, ...], Shape] = store.shapes
         self.words = QueueWords(
             self._log.words, queue_id=queue_id, next_offset=next_offset, topic=name, host=self._born,
             body_size_max=self._size_max, waits=self._sync is not None,
         )  # fmt: skip
-        may_be_plain = bool(self.is_plain or self._marker)
-        self.is_native = may_be_plain and HOLDS_THE_GIL and not self._log.failure and not self._seals
+        self.is_native = bool(self._marker) and HOLDS_THE_GIL and not self._log.failure and not self._seals
         """Whether its messages are put by compiled code as long as they are plain, once that is compiled."""
 
     def __repr__(self) -> str:
@@ -230,7 +230,7 @@ class Queue(Uncopied):
         size = len(body)
         properties_size = len(properties)
         total = self.fixed_size + size + properties_size
-        is_plain = self.is_plain or (self._marker and self._marker not in properties)
+        is_plain = self._marker and self._marker not in properties
         if size > self._size_max or properties_size > PROPERTIES_SIZE_MAX or not is_plain:
             return self.put_record(body, properties, born_timestamp=born_timestamp, wait=wait)
         crc = _crc(body) & 0x7FFFFFFF
@@ -332,7 +332,7 @@ class Queue(Uncopied):
 
     def needs_more(self, properties: bytes) -> bool:
         """Whether among these properties, of any number of messages, may be one that kernels must not write here."""
-        return self.kind > QueueKind.SCHEDULE and INNER_LEAD in properties
+        return not self._marker or self._marker in properties
 
     def append(self, batch: "pa.RecordBatch | pa.Table") -> range:
         """Append the rows of an Arrow batch to this queue and return their queue offsets. See `MessageStore.append`."""

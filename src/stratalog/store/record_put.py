@@ -3,6 +3,7 @@
 Here a put is checked for everything that RocketMQ takes and then loses or chokes on, before a byte is written.
 """
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -10,6 +11,7 @@ import msgspec
 
 from stratalog.config.shown import shown
 from stratalog.errors import IllegalMessage
+from stratalog.kernels.queue_table import QueueKind
 from stratalog.layout.message import (
     MAGIC_V1,
     MAGIC_V2,
@@ -21,6 +23,7 @@ from stratalog.layout.message import (
     Record,
 )
 from stratalog.layout.messageid import offset_message_id
+from stratalog.layout.properties import DELAY, find_property
 from stratalog.layout.recordcrc import reserve_record_crc, seal_record_crc, without_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.arguments import TIME_MAX, exact_bytes, exact_int, exact_list, truth
@@ -38,6 +41,7 @@ _FIELD_BITS = {
 }  # fmt: skip
 _FIELDS = (*_FIELD_BITS, "born_host", "store_host")
 _ADDRESS_SIZES = (4, 16)
+_LEVEL = re.compile(r"[+-]?[0-9]+\Z")
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +123,8 @@ def checked_record(queue: "Queue", body: bytes, properties: bytes, fields: Recor
         properties = reserve_record_crc(properties)
     if len(properties) > PROPERTIES_SIZE_MAX:
         raise IllegalMessage(f"properties of {len(properties):,} bytes: the limit is {PROPERTIES_SIZE_MAX:,}")
+    if queue.kind == QueueKind.SCHEDULE:
+        check_level(find_property(properties, DELAY.encode()))
     fields = _exact_fields(fields)
     record = Record(
         topic=name,
@@ -194,6 +200,12 @@ def check_stored(properties: bytes) -> None:
     """Raise `IllegalMessage` for encoded properties whose last byte is 0: a crash leaves such records, torn."""
     if properties.endswith(b"\0"):
         raise IllegalMessage("the properties end with a zero byte: each ends with 0x02; nothing was written")
+
+
+def check_level(level: str | None) -> None:
+    """Raise `IllegalMessage` for the level of a delayed message that is no number: RocketMQ ends its log there."""
+    if level is not None and not (_LEVEL.match(level) and -(1 << 31) <= int(level) < 1 << 31):
+        raise IllegalMessage(f"property {DELAY} is {level[:80]!r}: give a level's number; nothing was written")
 
 
 def check_born_timestamp(born_timestamp: Any) -> int:

@@ -369,7 +369,7 @@ def recover(
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
-    if report.quarantined and not clean and not beside_writer:
+    if (report.quarantined or reached > end) and not clean and not beside_writer:
         dispatcher.notes.append(UNCOUNTED)
     report.left_out = list(dispatcher.left_out.values())
     lacking = {(one.topic, one.queue_id) for one in report.left_out}

@@ -209,8 +209,14 @@ def sealed_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
 
 
 def _begins(snapshot: _Snapshot, root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
+    """Where log files from before were put back, a queue may begin earlier than it did without them."""
     is_valid = snapshot.begins and is_ours(root, disk) and _is_of_log(snapshot, root, disk)
-    return {(topic, queue_id): QueueBegin(*begin) for topic, queue_id, *begin in snapshot.begins if is_valid}
+    starts = (names.offset_of(name) for name in disk.files(root / names.COMMIT_LOG)) if is_valid else ()
+    is_longer = any(start is not None and start < snapshot.log_first_offset for start in starts)
+    return {
+        (topic, queue_id): QueueBegin(*begin)
+        for topic, queue_id, *begin in snapshot.begins if is_valid and not (begin[0] and is_longer)
+    }  # fmt: skip
 
 
 def is_marked(root: Path, disk: Disk) -> bool:

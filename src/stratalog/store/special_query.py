@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stratalog.errors import CorruptData
 from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, has_other_id, is_light
+from stratalog.layout.sysflag import enters_queue
 from stratalog.store.lookup import Hits, Lookup
 from stratalog.store.message import Message
 from stratalog.store.special_read import offset_in, place_in, unwrapped
@@ -46,7 +47,9 @@ def light_hits(
     for parent in parents:
         hits = lookup.accepted(
             parent, key, begin=begin, end=end, limit=limit,
-            accept=lambda message: message.topic == topic or offset_in(queue, message) >= 0,
+            accept=lambda message: message.topic == topic or (
+                enters_queue(message.sys_flag) and offset_in(queue, message) >= 0
+            ),
         )  # fmt: skip
         found, more, damaged = found + hits, more or hits.more, [*damaged, *hits.damaged]
     found.sort(key=lambda message: message.commit_log_offset)
