@@ -9,6 +9,7 @@ import pytest
 
 from store.kinds import KINDS, Kind, read_on
 from store.test_recreated_topics import STATES, settings_of
+from store.test_recreated_topics import made as made_again
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.disk import Disk
 from stratalog.store.queue_begin import QueueBegin
@@ -73,20 +74,22 @@ def test_one_repair_makes_the_store_whole(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_begin_that_was_noted_for_a_shorter_log_does_not_hide_what_is_put_back(kind: Kind, tmp_path: Path) -> None:
+    """A topic was created again; retention took its first messages, too."""
     root, away = tmp_path / "store", tmp_path / "away"
-    content = kind.made(root, count=PUTS, mapped_file_size_commit_log=SIZE)
-    first, second, *_ = sorted((root / COMMIT_LOG).iterdir())
-    away.mkdir()
-    for path in (first, second):
-        path.rename(away / path.name)
+    content = made_again(kind, root, 46, mapped_file_size_commit_log=SIZE)
     key = kind.queues[0]
-    number, known = next(
-        (number, known) for number, known in content.queues[key].items() if known.commit_log_offset >= 2 * SIZE
-    )
+    number, known = list(content.queues[key].items())[8]
+    away.mkdir()
+    expired = [path for path in (root / COMMIT_LOG).iterdir() if int(path.name) + SIZE <= known.commit_log_offset]
+    for path in expired:
+        path.rename(away / path.name)
+    expire(kind, root, known.commit_log_offset // SIZE * SIZE)
     kind.open(root, mapped_file_size_commit_log=SIZE).close()
     keep_ends(root, Disk(), {key: QueueBegin(number, known.commit_log_offset)})
-    for path in (first, second):
+    for path in expired:
         (away / path.name).rename(path)
     for mode in ("r", "w"):
         with kind.open(root, mode=mode, mapped_file_size_commit_log=SIZE) as store:
-            assert read_on(store.queue(*key)) == (content.queues[key], [], set())
+            found = read_on(store.queue(*key))[0]
+            assert found.items() <= content.queues[key].items()
+            assert found.keys() >= {*range(number, len(content.queues[key]))}
