@@ -10,6 +10,7 @@ from interop.rocketmq import RocketMQ
 from interop.shared import LogPrefix
 from interop.turns import Turns
 from interop.views import as_seen, assert_same, one_by_one, our_reading
+from store.test_steering_properties import TAKEN
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import HEAD, decode_record
@@ -130,6 +131,20 @@ def test_a_repaired_store_is_taken_whole_by_rocketmq(rocketmq: RocketMQ, field: 
                 assert message == {name: there[name] for name in message}
     assert all(holds for _, _, holds in rocketmq.ask("log")["records"])
     turns.put_by_java(one_by_one(drafts(4, 20)), halted=False)
+
+
+def test_rocketmq_takes_a_log_whose_messages_steer_it_as_far_as_they_may(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """What is refused beyond that would end its log (`store/test_steering_properties.py`)."""
+    turns = Turns(tmp_path, rocketmq)
+    with turns.open_ours() as store:
+        for topic, given in TAKEN:
+            store.queue(topic).put(b"body", properties=given)
+        store.queue("Orders").put(b"last")
+        end_offset = store.log.end_offset
+    turns.open_theirs()
+    newest = rocketmq.ask("log")["records"][-1]
+    assert newest[0] + newest[1] == end_offset
+    rocketmq.ask("close")
 
 
 def test_what_rocketmq_takes_and_then_chokes_on_is_refused(rocketmq: RocketMQ, tmp_path: Path) -> None:
