@@ -8,7 +8,7 @@ from store.kinds import BATCH, SIZES, Content, read_on
 from store.model import Clock
 from store.test_changed_identity import Reports
 from store.test_expired_queues import expired
-from store.test_recreated_topics import STATES, delete, settings_of, walked
+from store.test_recreated_topics import STATES, delete, settings_of, walked, zeroed
 from stratalog.layout.queue import BATCH_UNIT
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -137,3 +137,22 @@ def test_a_batch_stays_where_its_queue_goes_on(
     with BATCH.open(root, mode="r") as store:
         assert read_on(store.queue(*KEY)) == (content.queues[KEY], [], set())
     assert verify(root, settings=settings_of(BATCH)).ok
+
+
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("mode", ["r", "w"])
+@pytest.mark.parametrize("lost_count", range(5))
+def test_a_queue_without_its_first_file_is_built_again_where_the_log_lost_its_end(
+    lost_count: int, mode: str, state: str, tmp_path: Path
+) -> None:
+    content = BATCH.made(tmp_path)
+    STATES[state](tmp_path)
+    places = sorted({known.commit_log_offset for queue in content.queues.values() for known in queue.values()})
+    if lost_count:
+        zeroed(tmp_path, places[-lost_count])
+    BATCH.files(tmp_path, KEY)[0].unlink()
+    kept = places[: len(places) - lost_count]
+    left = {number for number, known in content.queues[KEY].items() if known.commit_log_offset in kept}
+    for _ in range(2):
+        with BATCH.open(tmp_path, mode=mode) as store:
+            assert read_on(store.queue(*KEY))[0].keys() == left

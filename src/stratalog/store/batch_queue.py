@@ -353,6 +353,7 @@ class BatchQueue:
         number = self._number_of(commit_log_offset)
         if number <= self._first and self._first:
             self._end_at(number)
+            self._old_end = 0  # a torn newest unit was dropped before
         elif number < self._end:
             self._rewind_to(number)
 
