@@ -284,16 +284,12 @@ def may_lead_to_deleted(
 def indexed_end(root: Path, disk: Disk) -> int:
     """Log offset behind the begin of the newest record in the index, by the headers of its files. After a crash the
     index may be ahead of the log, which lost its end then."""
-    end = 0
-    for name in filter(is_index_name, disk.files(root / INDEX)):
-        file = disk.open(root / INDEX / name)
-        try:
-            end = max(end, INDEX_HEADER.unpack(file.read(0, INDEX_HEADER.size)).end_commit_log_offset + 1)
-        except CorruptData:  # a shorter file
-            continue
-        finally:
-            file.close()
-    return end
+    stored = (
+        disk.read(root / INDEX / name, size_max=INDEX_HEADER.size, cut=True) or b""
+        for name in filter(is_index_name, disk.files(root / INDEX))
+    )
+    headers = (INDEX_HEADER.unpack(data) for data in stored if len(data) == INDEX_HEADER.size)
+    return max((int(header.end_commit_log_offset) + 1 for header in headers), default=0)
 
 
 def live_begins(
