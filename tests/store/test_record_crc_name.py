@@ -45,7 +45,7 @@ def test_a_message_that_names_the_record_crc_is_served(has_crc: bool, tmp_path: 
 
 
 PIECES = [b"a", b"\1", b"\2", CRC32.encode(), b"7" * 10, b"7" * 11]
-TEXTS = [b"".join(pieces) for count in range(6) for pieces in product(PIECES, repeat=count)]
+TEXTS = [b"".join(pieces) for count in range(5) for pieces in product(PIECES, repeat=count)]
 
 
 def _append(store: MessageStore, body: bytes, properties: bytes) -> None:
@@ -74,7 +74,7 @@ def test_stored_properties_are_refused_or_served(way: str, has_crc: bool, tmp_pa
             with suppress(IllegalMessage):
                 WAYS[way](store, b"%d" % number, text)
                 served.append(b"%d" % number)
-        assert len(TEXTS) - 800 < len(served) < len(TEXTS)
+        assert len(TEXTS) - 80 < len(served) < len(TEXTS)
         assert [message.body for message in store.queue("topic").read()] == served
     (tmp_path / "abort").touch()
     with stratalog.open(tmp_path, **SMALL, **QUIET) as store:

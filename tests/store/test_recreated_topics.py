@@ -660,7 +660,7 @@ def overwritten(root: Path, begin: int, end: int) -> None:
         file.write(b"\xff" * (end - begin))
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("left", [0, 4])
@@ -1108,7 +1108,7 @@ def test_what_is_put_after_the_log_lost_both_topics_stays(
         assert store.queue(*key).max_offset == first + len(content.queues[key])
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("state", ["closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("more", [1, 5])
