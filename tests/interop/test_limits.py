@@ -10,7 +10,7 @@ from interop.rocketmq import RocketMQ
 from interop.shared import LogPrefix
 from interop.turns import Turns
 from interop.views import as_seen, assert_same, one_by_one, our_reading
-from store.test_steering_properties import TAKEN
+from store.test_refused_properties import TAKEN
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import IllegalMessage
 from stratalog.layout.message import HEAD, decode_record
@@ -134,7 +134,7 @@ def test_a_repaired_store_is_taken_whole_by_rocketmq(rocketmq: RocketMQ, field: 
 
 
 def test_rocketmq_takes_a_log_whose_messages_steer_it_as_far_as_they_may(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """What is refused beyond that would end its log (`store/test_steering_properties.py`)."""
+    """What is refused beyond that would end its log (`store/test_refused_properties.py`)."""
     turns = Turns(tmp_path, rocketmq)
     with turns.open_ours() as store:
         for topic, given in TAKEN:

@@ -55,9 +55,8 @@ RESTORE_LOG = (
     "consumequeue_ext/, index/, checkpoint and queues.snapshot, as far as they are there"
 )
 UNCOUNTED = (
-    "the store was not closed properly, and its log is damaged or lost its end: the newest messages of a queue "
-    "there, whose units a crash took as well, are known to nobody. They are not counted, and their queue offsets may "
-    "be given again"
+    "the store was not closed properly, and its log is damaged or was cut short. Lost messages that no queue unit and "
+    "no later message refers to are not counted, and their queue offsets may be given again"
 )
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""

@@ -282,8 +282,8 @@ def may_lead_to_deleted(
 
 
 def indexed_end(root: Path, disk: Disk) -> int:
-    """Log offset behind the begin of the newest record in the index, by the headers of its files. After a crash the
-    index may be ahead of the log, which lost its end then."""
+    """Log offset after the start of the newest record in the index, from the headers of its files. After a crash the
+    index may be ahead of the log: the log lost its end."""
     stored = (
         disk.read(root / INDEX / name, size_max=INDEX_HEADER.size, cut=True) or b""
         for name in filter(is_index_name, disk.files(root / INDEX))
@@ -351,8 +351,8 @@ def live_begins(
 
 
 def _lost_only(key: QueueKey, log: Sequence[MappedFile], root: Path, disk: Disk) -> LiveUnit | None:
-    """What stands in for the first unit of a queue that has units of lost messages alone. It would lead to after the
-    file that was the log's last when they were lost: later ones were put back, if the lost messages are in them."""
+    """A substitute for the first unit of a queue that has only units of lost messages. Its log offset is the end of the
+    file that was the last of the log when they were lost: what later files hold of them was restored."""
     for tree, layout in QUEUE_LAYOUTS.items():
         begin, end, place = OFFSETS_END, 0, 0
         for numbers, offsets, _, counts, tags_codes in written_units(root / tree / key[0] / str(key[1]), layout, disk):
@@ -366,9 +366,9 @@ def _lost_only(key: QueueKey, log: Sequence[MappedFile], root: Path, disk: Disk)
 
 
 def _end_of_deleted(unit: LiveUnit, records: Sequence[_Record]) -> int:
-    """Log offset after the begin of the last record of a deleted topic, 0 where there is none: of the last records that
-    follow each other in the queue, if one has the place of a lost message and they do not lead up to the next one; or
-    of those before, if they go on after the lost ones."""
+    """Log offset after the start of the last record of a deleted topic, 0 if there is none. The newest contiguous run
+    of records is deleted if one of them has the offset of a lost message and the run does not end at the next offset.
+    If the run begins at the next offset it is live, and the records before it are deleted."""
     put = [one for one in records if not one.is_repaired and one.commit_log_offset < unit.commit_log_offset]
     first = len(put) - 1
     while first > 0 and put[first - 1].end == put[first].begin:

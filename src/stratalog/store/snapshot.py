@@ -209,7 +209,7 @@ def sealed_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
 
 
 def _begins(snapshot: _Snapshot, root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
-    """Where log files from before were put back, a queue may begin earlier than it did without them."""
+    """Not those for a log without its first files that were restored since: queues may begin earlier now."""
     is_valid = snapshot.begins and is_ours(root, disk) and _is_of_log(snapshot, root, disk)
     starts = (names.offset_of(name) for name in disk.files(root / names.COMMIT_LOG)) if is_valid else ()
     is_longer = any(start is not None and start < snapshot.log_first_offset for start in starts)
