@@ -2,6 +2,7 @@
 
 import io
 import random
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,11 @@ COLUMNS: dict[str, tuple[str, pa.Array]] = {
     "property as dictionary": ("region", pa.array(WITH_NULLS).dictionary_encode()),
 }
 """Each kind of column in each place where the store takes it."""
+NUMBERS: dict[str, tuple[str, pa.Array]] = {
+    f"{name} as {kind}": (name, pa.array([0] * ROWS, kind))
+    for name in ("queueId", "flag", "bornTimestamp", "sysFlag", "storeTimestamp")
+    for kind in (pa.int32(), pa.int64(), pa.uint8())
+}
 WORDS = (-(2**31), -100, -1, 0, 1, 12, 41, 300, 1 << 20, 2**31 - 1)
 
 
@@ -95,6 +101,38 @@ def test_no_offset_of_a_column_can_lead_anywhere_else(kind: str, seed: int, tmp_
         assert not store.recovery.quarantined
         assert [message.body for message in store.queue("other").read()] == [b"%d" % n for n in range(before)]
     assert refused
+
+
+@pytest.mark.parametrize("kind", [*COLUMNS, *NUMBERS])
+def test_a_wrong_count_of_rows_is_refused(kind: str, open_store: OpenStore) -> None:
+    """The counts in the head of an IPC stream: of the rows, and of those of each column."""
+    name, column = (COLUMNS | NUMBERS)[kind]
+    batch = pa.record_batch({name: column} if name == "body" else {"body": BODY, name: column})
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    raw, count, store = stream.getvalue(), struct.pack("<q", ROWS), open_store()
+    places = [at for at in range(0, len(raw) - 8, 4) if raw[at : at + 8] == count]
+    assert len(places) >= 2
+    refused = 0
+    for changed in [[place] for place in places] + [places]:
+        for wrong in (ROWS + 1, 3 * ROWS, 90_000_000):
+            damaged = bytearray(raw)
+            for place in changed:
+                damaged[place : place + 8] = struct.pack("<q", wrong)
+            given = {} if name == "topic" else {"topic": "t"}
+            end = store.log.end_offset
+            try:
+                batch = pa.ipc.open_stream(bytes(damaged)).read_next_batch()
+            except (OSError, pa.ArrowException):
+                refused += 1
+                continue
+            try:
+                store.append(batch, **given)
+            except IllegalMessage:
+                refused += 1
+                assert store.log.end_offset == end
+    assert refused > len(places)
 
 
 def test_two_columns_of_a_name_are_refused(open_store: OpenStore) -> None:

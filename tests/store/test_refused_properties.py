@@ -44,11 +44,11 @@ WAYS: dict[str, Callable[[Queue, bytes, Properties], object]] = {
 REFUSED: list[tuple[str, Properties]] = [
     *((topic, {"INNER_NUM": number, "INNER_BASE": base})
       for topic in ("topic", "%RETRY%group", SCHEDULE_TOPIC) for number, base in (("many", "0"), ("1", "home"))),
-    *((SCHEDULE_TOPIC, {"DELAY": level}) for level in ("3s", "x", "1.0", " 3", str(1 << 31), "-")),
+    *((SCHEDULE_TOPIC, {"DELAY": level}) for level in ("3s", "x", "1.0", " 3", str(1 << 31), "-", "1" * 4301)),
 ]  # fmt: skip
 TAKEN: list[tuple[str, Properties]] = [
     ("topic", {"DELAY": "3s"}),
-    *((SCHEDULE_TOPIC, {"DELAY": level}) for level in ("3", "0", "-1", "+2", "18")),
+    *((SCHEDULE_TOPIC, {"DELAY": level}) for level in ("3", "0", "-1", "+2", "18", "0" * 4300 + "3", str(-1 << 31))),
     (SCHEDULE_TOPIC, {"a": "b"}),
     ("topic", {"note": "INNER_NUM", "xINNER_NUM": "1"}),
 ]
@@ -92,6 +92,21 @@ def test_arrow_rows_of_compressed_messages_are_refused(tmp_path: Path) -> None:
         with pytest.raises(IllegalMessage, match="compressed"):
             store.queue("other").append(store.queue("topic").read_arrow())
         assert store.queue("other").max_offset == 0
+        flags: pa.Array
+        for flags in (pa.array([1], pa.uint64()), pa.array([1.0]), pa.array([1]).dictionary_encode()):
+            with pytest.raises(IllegalMessage, match="column 'sysFlag'"):
+                store.queue("other").append(pa.record_batch({"body": [b"x"], "sysFlag": flags}))
+        for flags in (pa.array([None], pa.uint64()), pa.array([0], pa.int8())):
+            store.queue("other").append(pa.record_batch({"body": [b"x"], "sysFlag": flags}))
+
+
+def test_an_empty_level_is_none(tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SMALL, **QUIET) as store:
+        queue = store.queue(SCHEDULE_TOPIC)
+        for level in ("", None):
+            queue.append(pa.record_batch({"body": [b"x"], "DELAY": pa.array([level], pa.string())}))
+        queue.put_raw(b"x", b"DELAY\x01\x02")
+        assert queue.max_offset == 3
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

@@ -218,19 +218,12 @@ def _check_columns(batch: pa.RecordBatch) -> None:
         raise IllegalMessage("the batch has no column 'body'; nothing was written")
     if not batch.num_rows:  # it may have no offsets at all
         return
-    if "sysFlag" in names and pa.types.is_integer(batch.column("sysFlag").type):
-        flags = batch.column("sysFlag").fill_null(0).to_numpy(zero_copy_only=False)
-        if (flags & SysFlag.COMPRESSED).any():
-            raise IllegalMessage(
-                "column 'sysFlag': a row's body is compressed, and rows are stored as they are: use put_record with "
-                "sys_flag, or give the body of Message.decompressed() and drop the column; nothing was written"
-            )
     try:
         batch.validate()
     except pa.ArrowException as error:
         raise IllegalMessage(f"the batch is no valid Arrow data: {error}; nothing was written") from None
     for name, column in zip(names, batch.columns, strict=True):
-        if name in _IGNORED_COLUMNS:
+        if name in _IGNORED_COLUMNS and name != "sysFlag":
             continue
         if column.type in _PLAIN_TEXT and name != "topic" and not column.null_count:  # a full look costs too much
             _offsets(name, column)
@@ -241,6 +234,13 @@ def _check_columns(batch: pa.RecordBatch) -> None:
             raise IllegalMessage(
                 f"column {name!r} is no valid Arrow data: {str(error).strip()}; nothing was written"
             ) from None
+    if "sysFlag" in names:
+        flags = _cast("sysFlag", batch.column("sysFlag"), pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        if (flags & SysFlag.COMPRESSED).any():
+            raise IllegalMessage(
+                "column 'sysFlag': a row's body is compressed, and rows are stored as they are: use put_record with "
+                "sys_flag, or give the body of Message.decompressed() and drop the column; nothing was written"
+            )
 
 
 def _check_plain(batch: pa.RecordBatch, queues: list[Queue]) -> None:

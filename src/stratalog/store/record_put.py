@@ -41,7 +41,7 @@ _FIELD_BITS = {
 }  # fmt: skip
 _FIELDS = (*_FIELD_BITS, "born_host", "store_host")
 _ADDRESS_SIZES = (4, 16)
-_LEVEL = re.compile(r"[+-]?[0-9]+\Z")
+_LEVEL = re.compile(r"([+-]?)0*([0-9]{1,10})\Z")
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -203,8 +203,12 @@ def check_stored(properties: bytes) -> None:
 
 
 def check_level(level: str | None) -> None:
-    """Raise `IllegalMessage` for the level of a delayed message that is no number: RocketMQ ends its log there."""
-    if level is not None and not (_LEVEL.match(level) and -(1 << 31) <= int(level) < 1 << 31):
+    """Raise `IllegalMessage` for the level of a delayed message that is no number: RocketMQ ends its log there. A
+    message need not have one."""
+    if not level:
+        return
+    number = _LEVEL.match(level)
+    if not number or not -(1 << 31) <= int(number[1] + number[2]) < 1 << 31:
         raise IllegalMessage(f"property {DELAY} is {level[:80]!r}: give a level's number; nothing was written")
 
 

@@ -86,13 +86,13 @@ def special_of(queue: "Queue", record: Record) -> Special | None:
 
 def _check_inner_batch(queue: "Queue", record: Record, kind: QueueKind) -> None:
     """Flags, INNER_NUM, body and topic type must agree: a queue loses its count else."""
-    if record.sys_flag & INNER_FLAGS != INNER_FLAGS:
-        raise IllegalMessage(f"{INNER_NUM} needs both flags of an inner batch ({INNER_FLAGS:#x}); nothing was written")
     if kind != QueueKind.BATCH:
         raise IllegalMessage(
             f"topic {queue.topic!r} is not of type BatchCQ and keeps no inner batches: use put_many, or create the "
             "topic with queue_type='BatchCQ'; nothing was written"
         )
+    if record.sys_flag & INNER_FLAGS != INNER_FLAGS:
+        raise IllegalMessage(f"{INNER_NUM} needs both flags of an inner batch ({INNER_FLAGS:#x}); nothing was written")
     if not enters_queue(record.sys_flag):
         raise IllegalMessage("an inner batch cannot be prepared or rolled back; nothing was written")
     body = record.body
