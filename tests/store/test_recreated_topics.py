@@ -18,6 +18,7 @@ from store.model import Clock
 from store.test_changed_identity import FIELDS, Reports, change
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData
+from stratalog.layout.index import HEADER
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import HEAD
 from stratalog.layout.names import ABORT, CHECKPOINT, INDEX, LOCK, OWN_MARK, SNAPSHOT
@@ -58,6 +59,17 @@ def killed(root: Path) -> None:
     unseal(root)
     (root / CHECKPOINT).unlink()
     (root / ABORT).touch()
+    index_header_behind(root)
+
+
+def index_header_behind(root: Path) -> None:
+    """The header of the newest index file is as it was when the file was created."""
+    *older, newest = sorted((root / INDEX).glob("*")) or [None]
+    if newest:
+        last = HEADER.unpack(older[-1].read_bytes()) if older else HEADER.unpack(bytes(HEADER.size))
+        times, offsets = [last.end_timestamp] * 2, [last.end_commit_log_offset] * 2
+        with newest.open("r+b") as file:
+            file.write(HEADER.pack(*times, *offsets, 0, 1))
 
 
 def without_index(root: Path) -> None:
@@ -182,28 +194,52 @@ def test_a_reader_beside_the_writer_sees_the_second_topic(tmp_path: Path, kind: 
         check(kind, tmp_path, content, OLD + count)
 
 
+def lose_files(kind: Kind, root: Path) -> None:
+    for key in kind.queues:
+        for path in kind.files(root, key):
+            path.unlink()
+
+
+def lose_directories(kind: Kind, root: Path) -> None:
+    for key in kind.queues:
+        shutil.rmtree(kind.directory(root, key))
+
+
+def lose_tree(kind: Kind, root: Path) -> None:
+    shutil.rmtree(kind.directory(root, kind.queues[0]).parent.parent)
+
+
+def empty_tree(kind: Kind, root: Path) -> None:
+    lose_tree(kind, root)
+    kind.directory(root, kind.queues[0]).parent.parent.mkdir()
+
+
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "light beside extended"], ids=str)
+@pytest.mark.parametrize("loss", [lose_files, lose_directories, lose_tree, empty_tree])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("count", [FEWER, MORE])
-def test_without_their_queues_the_second_topics_messages_are_named(tmp_path: Path, kind: Kind, count: int) -> None:
+def test_without_their_queues_the_second_topics_messages_are_named(
+    tmp_path: Path, kind: Kind, count: int, state: str, loss: Callable[[Kind, Path], None]
+) -> None:
     """The log alone does not tell a topic that was created again from damage."""
     made(kind, tmp_path, count)
-    unseal(tmp_path)
-    for key in kind.queues:
-        for path in kind.files(tmp_path, key):
-            path.unlink()
-    if kind is LIGHT_KIND:
-        assert rebuild(tmp_path, settings=settings_of(kind)).left_out
-    else:
-        with pytest.raises(CorruptData, match="would be missing"):
-            rebuild(tmp_path, settings=settings_of(kind))
-        assert not verify(tmp_path, settings=settings_of(kind)).ok
-        for _ in range(2):  # also where an opening gave the first topic's messages units
+    STATES[state](tmp_path)
+    loss(kind, tmp_path)
+    settings = settings_of(kind)
+    with pytest.raises(CorruptData, match=r"would be missing|RocketMQ closed"):
+        rebuild(tmp_path, settings=settings)
+    for is_opened in (False, True, True):  # also where an opening gave the first topic's messages units
+        assert not verify(tmp_path, settings=settings).ok
+        if is_opened or loss in (lose_files, lose_tree) or (loss is empty_tree and state == "closed"):
             with pytest.raises(CorruptData, match="begin again at queue offset 0"):
-                plan_repair(tmp_path, settings=settings_of(kind))
-            kind.open(tmp_path).close()
-    with kind.open(tmp_path) as store:
-        assert store.recovery.left_out
-        assert store.recovery.warning
+                plan_repair(tmp_path, settings=settings)
+        with kind.open(tmp_path) as store:
+            assert store.recovery.left_out
+            assert store.recovery.warning
+    with contextlib.suppress(CorruptData):
+        rebuild(tmp_path, settings=settings)
+    assert not verify(tmp_path, settings=settings).ok
 
 
 @pytest.mark.parametrize("is_killed", [True, False])

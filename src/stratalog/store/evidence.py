@@ -18,21 +18,28 @@ agree with its record as well: it may be the torn rest of one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from stratalog.errors import CorruptData, command
 from stratalog.layout.batch import batch_size_of
+from stratalog.layout.index import HEADER as INDEX_HEADER
+from stratalog.layout.index import ITEM, items_position
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
-from stratalog.layout.names import SCHEDULE_TOPIC
+from stratalog.layout.names import INDEX, SCHEDULE_TOPIC, is_index_name
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_extension_address, is_filler
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
+from stratalog.store.disk import Disk
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.extension import lacks_extension
 from stratalog.store.log_scan import Damage, is_record, newest_before, next_record
@@ -47,6 +54,7 @@ from stratalog.store.queue_begin import (
     says_twice,
 )
 from stratalog.store.queue_set import QueueSet, UnitQueue
+from stratalog.store.sizes import index_slot_count
 from stratalog.store.special_read import messages_in
 
 RESTORE_LOG = (
@@ -58,9 +66,14 @@ UNCOUNTED = (
     "the store was not closed properly, and its log is damaged or was cut short. Lost messages that no queue unit and "
     "no later message refers to are not counted, and their queue offsets may be given again"
 )
+DELETED_AGAIN = (
+    "If a topic was deleted and created again, and all its messages since are lost, those of the deleted topic may be "
+    "served"
+)
 _CLOCK_MARGIN_MS = 3000
 """A 5.3 checkpoint knows times only; upstream goes back this much further."""
 _QUEUES_ASKED = 8
+_ITEMS_READ = 1 << 12
 
 
 class Torn(NamedTuple):
@@ -271,6 +284,28 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     tags = string_hash(find_property(record.properties, TAGS.encode()) or "")
     is_other = queue.topic == SCHEDULE_TOPIC or is_extension_address(tags_code)
     return is_other or tags_code == tags
+
+
+def indexed_end(root: Path, disk: Disk) -> int:
+    """Log offset after the start of the newest record in the index, by the headers of its files and by the items that
+    stand after those that a header counts: a killed writer leaves it behind."""
+    end, slot_count = 0, index_slot_count(root, disk)
+    for name in filter(is_index_name, disk.files(root / INDEX)):
+        with closing(disk.open(root / INDEX / name)) as file:
+            stored = file.read(0, INDEX_HEADER.size)
+            if len(stored) < INDEX_HEADER.size:
+                continue
+            header = INDEX_HEADER.unpack(stored)
+            end = max(end, header.end_commit_log_offset + 1)
+            number, count = max(1, header.next_item), _ITEMS_READ
+            while count == _ITEMS_READ:
+                data = file.read(items_position(slot_count) + number * ITEM.size, _ITEMS_READ * ITEM.size)
+                items = np.frombuffer(data, ITEM.dtype, len(data) // ITEM.size)
+                offsets = np.append(end - 1, items["commit_log_offset"])
+                is_item = (items["key_hash"] >= 0) & (np.diff(offsets) >= 0) & (items != np.zeros(1, ITEM.dtype))
+                count = int(np.argmin(np.append(is_item, False)))
+                end, number = int(offsets[count]) + 1, number + count
+    return end
 
 
 def begins_of(

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from stratalog.errors import CorruptData
 from stratalog.kernels.scan import TRUST, VERIFY, ScanStatus, scan
 from stratalog.layout.batch import INNER_BASE, batch_size_of
-from stratalog.layout.index import HEADER as INDEX_HEADER
 from stratalog.layout.light import (
     LIGHT_QUEUE_ID,
     MULTI_DISPATCH,
@@ -33,8 +32,6 @@ from stratalog.layout.names import (
     BATCH_CONSUME_QUEUE,
     COMMIT_LOG,
     CONSUME_QUEUE,
-    INDEX,
-    is_index_name,
     offset_of,
     queue_id_of,
 )
@@ -279,17 +276,6 @@ def may_lead_to_deleted(
                     is_between = first.commit_log_offset < record.commit_log_offset < second.commit_log_offset
                     if is_between and record.queue_offset == following[key]:
                         yield key
-
-
-def indexed_end(root: Path, disk: Disk) -> int:
-    """Log offset after the start of the newest record in the index, from the headers of its files. After a crash the
-    index may be ahead of the log: the log lost its end."""
-    stored = (
-        disk.read(root / INDEX / name, size_max=INDEX_HEADER.size, cut=True) or b""
-        for name in filter(is_index_name, disk.files(root / INDEX))
-    )
-    headers = (INDEX_HEADER.unpack(data) for data in stored if len(data) == INDEX_HEADER.size)
-    return max((int(header.end_commit_log_offset) + 1 for header in headers), default=0)
 
 
 def live_begins(

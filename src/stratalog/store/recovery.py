@@ -108,6 +108,7 @@ from stratalog.store.dispatch import (
     may_be_lost,
 )
 from stratalog.store.evidence import (
+    DELETED_AGAIN,
     RESTORE_LOG,
     UNCOUNTED,
     are_of_another,
@@ -115,6 +116,7 @@ from stratalog.store.evidence import (
     check_belonging,
     checkpointed,
     drop_torn,
+    indexed_end,
     is_in_queue,
     is_taken,
     leads_to_record,
@@ -124,7 +126,7 @@ from stratalog.store.evidence import (
 from stratalog.store.index_file import Index
 from stratalog.store.log_scan import Damage as Damage
 from stratalog.store.log_scan import LogScan, Span, after_record, is_record
-from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place, indexed_end
+from stratalog.store.queue_begin import QueueBegin, QueueKey, has_place
 from stratalog.store.queue_set import UnitQueue
 from stratalog.store.rederive import Meter, Rebuild, is_long
 from stratalog.store.snapshot import QueueEnd
@@ -425,7 +427,7 @@ def recover(
         dispatcher.notes.append(
             f"queues that knew messages after the log's end at offset {end:,}: {len(ahead):,}, the first "
             f"{ahead[0].topic}/{ahead[0].queue_id} up to offset {ahead[0].known_end - 1:,}. Unless those units "
-            "are damaged, the messages are lost and their offsets may be given again"
+            f"are damaged, the messages are lost and their offsets may be given again. {DELETED_AGAIN}"
         )
     return report
 

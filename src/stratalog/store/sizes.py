@@ -166,6 +166,12 @@ def _index_split(root: Path, disk: Disk, noted: Mapping[str, int]) -> tuple[int,
     return split
 
 
+def index_slot_count(root: Path, disk: Disk) -> int:
+    """Slots of the index files as they show or were noted, or RocketMQ's default."""
+    split = _index_split(root, disk, noted_sizes(root, disk))
+    return split[0] if split else SLOT_COUNT
+
+
 def _index_lengths(root: Path, disk: Disk) -> list[int]:
     return [size for name, size in disk.files(root / names.INDEX).items() if names.is_index_name(name)]
 

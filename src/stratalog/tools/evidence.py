@@ -40,6 +40,7 @@ from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
 from stratalog.store.disk import Disk, MappedFile
 from stratalog.store.dispatch import may_be_lost
+from stratalog.store.evidence import indexed_end
 from stratalog.store.queue_begin import (
     ONLY_UNITS_TELL,
     QUEUE_LAYOUTS,
@@ -47,7 +48,6 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
-    indexed_end,
     leads_to_first,
     live_begins,
     may_lead_to_deleted,
@@ -313,7 +313,7 @@ class Evidence:
 
     def has_tree(self, queue: "QueueEvidence") -> bool:
         """Whether there is the directory that a queue's own directory lies below, with files that belong there: it
-        stays when topics are deleted."""
+        stays when topics are deleted. An empty one has lost queues if there were any at the last clean stop."""
         tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
         files = (
             directory / name
@@ -321,7 +321,8 @@ class Evidence:
             for name in islice(self._disk.files(directory), 1)
         )
         shown = {tree_of(file, self._disk) for file in files} - {None}
-        return (self._root / tree).is_dir() and (not shown or tree in shown)
+        is_whole = tree in shown if shown else not sealed_ends(self._root, self._disk)
+        return (self._root / tree).is_dir() and is_whole
 
     def is_deleted(self, queue: QueueEvidence) -> bool:
         """Whether a queue without a directory had messages of several topics of that name, which were all deleted:

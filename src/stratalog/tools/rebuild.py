@@ -38,6 +38,7 @@ from stratalog.layout.queue import (
 from stratalog.store.checkpoint import Checkpoint, Seal
 from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
 from stratalog.store.dispatch import LeftOut
+from stratalog.store.evidence import DELETED_AGAIN
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.index_file import usual_sizes
 from stratalog.store.opening import check_finished, open_store
@@ -132,7 +133,7 @@ class Rebuilt:
             return ""
         return (
             f"queues that knew messages after the log's end, as after a crash: {self.ahead_count:,}; the messages "
-            "are lost, and their offsets may be given again"
+            f"are lost, and their offsets may be given again. {DELETED_AGAIN}"
         )
 
 
@@ -266,6 +267,14 @@ def rebuild_locked(
             raise CorruptData(
                 f"{_told_unqueued(missing)}. Nothing was changed; {command('repair', root)} restores such records or "
                 "says why not",
+                path=str(root / names.COMMIT_LOG),
+            )
+        anew = [one for one in rebuilt.left_out if is_light(one.topic) and not one.queue_offset]
+        if anew and not may_serve_less:
+            raise CorruptData(
+                f"the messages of {anew[0].topic}/{anew[0].queue_id} begin again at queue offset 0 at log offset "
+                f"{anew[0].commit_log_offset:,}, as those of a topic that was deleted and created again, and would be "
+                f"missing in their queue. Nothing was changed; {command('repair', root)} says what tells them apart",
                 path=str(root / names.COMMIT_LOG),
             )
         if "queues" in parts and not may_serve_less and differ(root, staging, log):

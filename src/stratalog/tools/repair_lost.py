@@ -217,7 +217,10 @@ class Judge:
         topic, queue_id = queue.key
         is_there = self._evidence.has_directory(queue.key)
         tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
-        step = f". If that queue is not used any more, remove {tree}/{topic}/{queue_id}/" if is_there else ""
+        step = ""
+        if is_there:
+            step = f". If that queue is not used any more, remove {tree}/{topic}/{queue_id}/: repair then goes on, and "
+            step += "reports those messages until they expire"
         return CorruptData(
             f"the messages of {topic}/{queue_id} begin again at queue offset 0 at log offset "
             f"{int(queue.offsets[second]):,}, as those of a topic that was deleted and created again. Only the "

@@ -216,18 +216,17 @@ class QueueCheck:
         topic = _topic_of(record)
         row = self._row_of[topic, record.queue_id]
         kind = self._table.rows[row][QUEUE_KIND]
+        path, position = str(chunk.file.path), int(chunk.positions[number])
         if kind == QueueKind.LIGHT:
-            self._special.take_light(record)
+            self._special.take_light(record, path, position)
             self._table.rows[row][QUEUE_KIND] = QueueKind.PLAIN
             self._step(chunk, number, number + 1)
             self._table.rows[row][QUEUE_KIND] = kind
         elif not is_light(topic):
-            position, later = int(chunk.positions[number]), chunk.positions[number + 1 :]
-            self._special.take_batch(
-                topic, record, str(chunk.file.path), position, lambda: next_of_queue(chunk.file, later, record)
-            )
+            later = chunk.positions[number + 1 :]
+            self._special.take_batch(topic, record, path, position, lambda: next_of_queue(chunk.file, later, record))
         else:
-            self._special.take_own(topic, record.queue_offset, record)
+            self._special.take_own(topic, record.queue_offset, record, path, position)
 
     def _register(self, record: Record) -> None:
         """Know a queue from its first record on; one that can have no directory is in no queue, and not compared."""
@@ -291,7 +290,7 @@ class QueueCheck:
                         "log", str(chunk.file.path), int(chunk.positions[number]),
                         f"offset {queue.next:,} or a later one in queue {queue.files.name}",
                         f"{record.queue_offset:,}, which a record before it has or went past; the message is not in "
-                        "its queue", passed_over_step(record),
+                        "its queue", passed_over_step(record.queue_offset),
                     )
                 )  # fmt: skip
 

@@ -55,10 +55,10 @@ def retagged(expected: Units, stored: Units) -> set[int]:
     return set(stored["commit_log_offset"][is_told & (stored["tags_code"] != expected["tags_code"])].tolist())
 
 
-def passed_over_step(record: Record) -> str:
+def passed_over_step(queue_offset: int) -> str:
     """What to do about a record that its queue does not lead to, as it has other messages there."""
     step = "let `stratalog repair STORE` restore the record that is wrong, or set it aside"
-    if not record.queue_offset:
+    if not queue_offset:
         step += (
             "; if the topic was deleted and created again, restore the files of the queue from a copy: they alone tell "
             "its messages from the deleted ones"
@@ -105,7 +105,8 @@ class SpecialQueues:
             self._report.add(
                 Problem(
                     "log", path, position, f"an offset near {queue.end:,} in queue {topic}/{record.queue_id}",
-                    f"{record.queue_offset:,}; its messages are not in their queue", passed_over_step(record),
+                    f"{record.queue_offset:,}; its messages are not in their queue",
+                    passed_over_step(record.queue_offset),
                 )
             )  # fmt: skip
             return
@@ -116,13 +117,14 @@ class SpecialQueues:
             record.queue_offset, size, BATCH_COMPACTED_OFFSET, 0,
         )  # fmt: skip
 
-    def take_light(self, record: Record) -> None:
+    def take_light(self, record: Record, path: str, position: int) -> None:
+        """A record that may be in light queues, in a file of the log at a position."""
         places, problems = light_places(record.properties, record.commit_log_offset)
         self._report.notes += [f"log offset {record.commit_log_offset:,}: {problem}" for problem in problems]
         for topic, queue_offset in places:
-            self.take_own(topic, queue_offset, record)
+            self.take_own(topic, queue_offset, record, path, position)
 
-    def take_own(self, topic: str, queue_offset: int, record: Record) -> None:
+    def take_own(self, topic: str, queue_offset: int, record: Record, path: str, position: int) -> None:
         """A record stands in a light queue at an offset."""
         queue = self._queue(topic, LIGHT_QUEUE_ID, UNIT)
         if self._is_deleted(queue, queue_offset, record):
@@ -133,6 +135,13 @@ class SpecialQueues:
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
         else:
             queue.left_out.append(record.commit_log_offset)
+            if not queue_offset:  # others may be of a light queue that was used from two sides; this one begins again
+                self._report.add(
+                    Problem(
+                        "log", path, position, f"offset {queue.end:,} or a later one in queue {topic}/{LIGHT_QUEUE_ID}",
+                        "0, which a record before it has; the message is not in that queue", passed_over_step(0),
+                    )
+                )  # fmt: skip
 
     def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
         """The next record of a queue has the offsets [first, end)."""
