@@ -288,9 +288,16 @@ class Index:
         self.is_complete = self.is_complete and bool(self.files) and clean  # an opening may have ended at removing
         self._resume_at_end()
         if self.files:
+            if not (clean or self._disk.read_only):
+                self._clear_rest(self.files[-1])
             self.flushed_timestamp = max(file.end_timestamp for file in self.files)
             for file in self.files[:-1]:
                 file.mapped.release()
+
+    def _clear_rest(self, file: IndexFile) -> None:
+        """Zero what follows the items that the header counts: they may be of messages that the log lost."""
+        with closing(self._disk.open(file.mapped.path)) as opened:
+            opened.zero_from(items_position(self.slot_count) + file.next_item * ITEM.size)
 
     @property
     def _file_size(self) -> int:
