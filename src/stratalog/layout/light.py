@@ -116,3 +116,9 @@ def holds_nearly(properties: bytes, name: str) -> bool:
         sum(one != other for one, other in zip(wanted, properties[at : at + len(wanted)], strict=True)) <= 1
         for at in range(len(properties) - len(wanted) + 1)
     )
+
+
+def is_sent_to(light_queue: str, topic: bytes) -> bool:
+    """Whether a message in a light queue, of a record's topic, was sent to the queue itself. Others name it; RocketMQ
+    counts the queue offsets of both from 0."""
+    return topic == light_queue.encode("utf-8", "surrogateescape")

@@ -291,7 +291,11 @@ def indexed_end(root: Path, disk: Disk) -> int:
     stand after those that a header counts: a killed writer leaves it behind."""
     end, slot_count = 0, index_slot_count(root, disk)
     for name in filter(is_index_name, disk.files(root / INDEX)):
-        with closing(disk.open(root / INDEX / name)) as file:
+        try:
+            opened = disk.open(root / INDEX / name)
+        except FileNotFoundError:  # a writer deletes old files
+            continue
+        with closing(opened) as file:
             stored = file.read(0, INDEX_HEADER.size)
             if len(stored) < INDEX_HEADER.size:
                 continue
@@ -302,7 +306,8 @@ def indexed_end(root: Path, disk: Disk) -> int:
                 data = file.read(items_position(slot_count) + number * ITEM.size, _ITEMS_READ * ITEM.size)
                 items = np.frombuffer(data, ITEM.dtype, len(data) // ITEM.size)
                 offsets = np.append(end - 1, items["commit_log_offset"])
-                is_item = (items["key_hash"] >= 0) & (np.diff(offsets) >= 0) & (items != np.zeros(1, ITEM.dtype))
+                is_item = (items["key_hash"] >= 0) & (offsets[1:] >= 0) & (np.diff(offsets) >= 0)
+                is_item &= items != np.zeros(1, ITEM.dtype)
                 count = int(np.argmin(np.append(is_item, False)))
                 end, number = int(offsets[count]) + 1, number + count
     return end

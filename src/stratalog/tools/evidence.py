@@ -313,7 +313,7 @@ class Evidence:
 
     def has_tree(self, queue: "QueueEvidence") -> bool:
         """Whether there is the directory that a queue's own directory lies below, with files that belong there: it
-        stays when topics are deleted. An empty one has lost queues if there were any at the last clean stop."""
+        stays when topics are deleted. One that is empty lost its queues, if it had any at the last clean stop."""
         tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
         files = (
             directory / name
@@ -321,8 +321,10 @@ class Evidence:
             for name in islice(self._disk.files(directory), 1)
         )
         shown = {tree_of(file, self._disk) for file in files} - {None}
-        is_whole = tree in shown if shown else not sealed_ends(self._root, self._disk)
-        return (self._root / tree).is_dir() and is_whole
+        if not shown and not self._disk.directories(self._root / tree):
+            sealed = sealed_ends(self._root, self._disk).keys() & self.queues.keys()
+            return (self._root / tree).is_dir() and all(self.queues[key].is_batch != queue.is_batch for key in sealed)
+        return (self._root / tree).is_dir() and (not shown or tree in shown)
 
     def is_deleted(self, queue: QueueEvidence) -> bool:
         """Whether a queue without a directory had messages of several topics of that name, which were all deleted:

@@ -23,7 +23,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
 from stratalog.layout import names
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import LIGHT_QUEUE_ID, has_other_id, holds_nearly, is_light
+from stratalog.layout.light import LIGHT_QUEUE_ID, has_other_id, holds_nearly, is_light, is_sent_to
 from stratalog.layout.message import FIXED_SIZE_V1, Record, queue_offset_limit
 from stratalog.layout.names import SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
@@ -269,11 +269,10 @@ def rebuild_locked(
                 "says why not",
                 path=str(root / names.COMMIT_LOG),
             )
-        anew = [one for one in rebuilt.left_out if is_light(one.topic) and not one.queue_offset]
-        if anew and not may_serve_less:
+        if not may_serve_less and (anew := _light_anew(root, staging, rebuilt.left_out, disk)):
             raise CorruptData(
-                f"the messages of {anew[0].topic}/{anew[0].queue_id} begin again at queue offset 0 at log offset "
-                f"{anew[0].commit_log_offset:,}, as those of a topic that was deleted and created again, and would be "
+                f"the messages of {anew.topic}/{anew.queue_id} begin again at queue offset 0 at log offset "
+                f"{anew.commit_log_offset:,}, as those of a topic that was deleted and created again, and would be "
                 f"missing in their queue. Nothing was changed; {command('repair', root)} says what tells them apart",
                 path=str(root / names.COMMIT_LOG),
             )
@@ -368,6 +367,18 @@ def clear_staging(root: Path) -> None:
     if staging.is_dir():
         shutil.rmtree(staging)
     staging.unlink(missing_ok=True)
+
+
+def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> LeftOut | None:
+    """A message that is left out of a light queue, as another has offset 0 that came there in the same way."""
+    for one in left_out:
+        if is_light(one.topic) and not one.queue_offset:
+            directory = staging / names.CONSUME_QUEUE / one.topic / str(one.queue_id)
+            first = first_units(directory, UNIT, 0, disk)[0].commit_log_offset
+            found = [record_at(root, offset, disk) for offset in (first, one.commit_log_offset)]
+            if len({is_sent_to(one.topic, record.topic) for record in found if record}) == 1:
+                return one
+    return None
 
 
 def _told_unqueued(records: list[Record]) -> str:

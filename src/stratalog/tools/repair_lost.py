@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stratalog.errors import CorruptData
-from stratalog.layout.light import LIGHT_QUEUE_ID, Place, allows_light, holds_nearly, is_light, light_places
+from stratalog.layout.light import (
+    LIGHT_QUEUE_ID,
+    Place,
+    allows_light,
+    holds_nearly,
+    is_light,
+    is_sent_to,
+    light_places,
+)
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, decode_record, queue_offset_limit
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, is_topic
 from stratalog.layout.sysflag import KNOWN_MASK, enters_queue
@@ -206,12 +214,19 @@ class Judge:
         and created again, if no unit told them apart; -1 where they do not, or where that record or the one in front of
         it may have stood elsewhere."""
         begins = np.flatnonzero((queue.numbers == 0) & ~queue.repaired)
+        if is_light(queue.key[0]) and len({self._is_sent_to(queue, at) for at in begins.tolist()}) > 1:
+            return -1
         last = int(begins[-1]) if begins.size else 0
         if not last or begins.size > 2:  # no single changed record begins three sequences
             return last or -1
         goes_on = last + 1 < len(queue.numbers) and queue.numbers[last + 1] == queue.ends[last]
         changed = [at for at, is_alone in ((last, not goes_on or last == 1), (0, last == 1)) if is_alone]
         return -1 if any(self._may_be_changed(queue, at) for at in changed) else last
+
+    def _is_sent_to(self, light_queue: QueueEvidence, at: int) -> bool:
+        offset, size, *_ = light_queue.row(at)
+        record = read_record(self._read(offset, size))
+        return record is not None and is_sent_to(light_queue.key[0], record.topic)
 
     def _refusal(self, queue: QueueEvidence, second: int) -> CorruptData:
         topic, queue_id = queue.key

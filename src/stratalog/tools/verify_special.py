@@ -13,7 +13,7 @@ import numpy as np
 from stratalog.errors import counted
 from stratalog.layout.batch import batch_size_of
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, is_sent_to, light_places
 from stratalog.layout.message import Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
@@ -43,6 +43,8 @@ class _Expected:
         self.begin: QueueBegin | None = None
         self.end = self.newest = 0
         """The queue offset after the last unit's, and that unit's log offset."""
+        self.begun: set[bool] = set()
+        """Of a light queue: whether messages `is_sent_to` it, others, or both were at queue offset 0."""
         self.left_out: list[int] = []
         """Log offsets of the records whose place another one has."""
 
@@ -126,7 +128,7 @@ class SpecialQueues:
 
     def take_own(self, topic: str, queue_offset: int, record: Record, path: str, position: int) -> None:
         """A record stands in a light queue at an offset."""
-        queue = self._queue(topic, LIGHT_QUEUE_ID, UNIT)
+        queue, is_own = self._queue(topic, LIGHT_QUEUE_ID, UNIT), is_sent_to(topic, record.topic)
         if self._is_deleted(queue, queue_offset, record):
             return
         if not queue.numbers or queue_offset > queue.numbers[-1]:
@@ -135,13 +137,15 @@ class SpecialQueues:
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
         else:
             queue.left_out.append(record.commit_log_offset)
-            if not queue_offset:  # others may be of a light queue that was used from two sides; this one begins again
+            if not queue_offset and is_own in queue.begun:
                 self._report.add(
                     Problem(
                         "log", path, position, f"offset {queue.end:,} or a later one in queue {topic}/{LIGHT_QUEUE_ID}",
                         "0, which a record before it has; the message is not in that queue", passed_over_step(0),
                     )
                 )  # fmt: skip
+        if not queue_offset:
+            queue.begun.add(is_own)
 
     def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
         """The next record of a queue has the offsets [first, end)."""
