@@ -12,6 +12,7 @@ from cli.calls import SETTINGS, Call
 from golden.cases import golden_case, golden_names
 from store.kinds import KINDS, Kind
 from stratalog.layout.names import ABORT
+from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.snapshot import forget_ends
 from stratalog.tools.map import map_store
@@ -110,3 +111,13 @@ def test_a_whole_store_lacks_nothing(kind: Kind, tmp_path: Path) -> None:
             pass
         shown = map_store(tmp_path)
         assert (shown.unqueued_count, shown.short_queues) == (0, [])
+
+
+@pytest.mark.parametrize("bit", [62, 55, 48])
+def test_a_damaged_newest_unit_does_not_make_the_log_longer(bit: int, store: Path) -> None:
+    file = store / "consumequeue" / "orders" / "1" / "00000000000000002000"
+    at = 49 * UNIT.size
+    data = bytearray(file.read_bytes())
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8], "big") ^ 1 << bit).to_bytes(8, "big")
+    file.write_bytes(data)
+    assert not any("show that it reached" in note for note in map_store(store).notes)

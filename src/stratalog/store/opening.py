@@ -171,8 +171,15 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
     return kernels_refusal(error) or refusal(f"{root} cannot be opened", error, "No message was changed")
 
 
-def check_finished(root: Path) -> None:
-    """Raise `NotAStore` for a copy of a store that `repair --to` did not come to the end of."""
+def check_whole(root: Path) -> None:
+    """Raise `NotAStore` for a copy of a store that `repair --to` did not come to the end of, and for a store with a
+    symbolic link to a directory that is not there."""
+    for name in (names.COMMIT_LOG, *_QUEUE_TREES, names.INDEX, names.CONFIG):
+        if (root / name).is_symlink() and not (root / name).exists():
+            raise NotAStore(
+                f"{root / name} is a symbolic link to {(root / name).readlink()}, which is not there: mount its file "
+                "system, or put the directory back. Nothing was changed"
+            )
     try:
         noted = (root / names.UNFINISHED_COPY).read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -183,11 +190,11 @@ def check_finished(root: Path) -> None:
 
 
 def check_path(root: Path) -> None:
-    """Raise `NotAStore` for a path that can be no store's, and as `check_finished` does."""
+    """Raise `NotAStore` for a path that can be no store's, and as `check_whole` does."""
     if not (there := in_the_way(root)).is_dir():
         where = "is a file" if there == root else f"lies below the file {there}"
         raise NotAStore(f"{root} {where}: give the store's directory")
-    check_finished(root)
+    check_whole(root)
 
 
 def misplaced_tree(root: Path, disk: Disk) -> tuple[Path, str, str] | None:

@@ -23,11 +23,12 @@ from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.config_files import TOPICS, read_config
 from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk
 from stratalog.store.log_scan import closes_file, next_record
-from stratalog.store.opening import PUT_BACK, check_finished, misplaced_tree
+from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree
 from stratalog.store.os_errors import refusing
 from stratalog.store.sizes import check_given_sizes, completed, guess_text
 from stratalog.store.snapshot import sealed_begins, sealed_ends
 from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
+from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify_files import queue_directories, was_closed
 
@@ -111,7 +112,7 @@ def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:
     found = StoreMap(root, state, was_left_well and not opener, settings.commit_log_file_size)
     found.notes += [guess_text(guessed)] if guessed else []
     try:
-        check_finished(root)
+        check_whole(root)
     except NotAStore as error:
         found.notes.append(str(error))
     if there := misplaced_tree(root, disk):
@@ -172,7 +173,8 @@ def _opened_by(root: Path) -> str:
 def _lost_end(found: StoreMap, settings: StoreSettings, disk: PrivateDisk) -> Iterator[str]:
     """Whether something tells of a log that reached further."""
     log = LogRange(found.log_begin, found.log_end, found.file_size, ())
-    ends = [queue.log_end for queue in found.queues]
+    limit = found.log_end + MISSING_MAX * found.file_size  # a unit that points further is damaged
+    ends = [queue.log_end for queue in found.queues if queue.log_end <= limit]
     with suppress(CorruptData):
         ends.append(known_end(found.root, log, settings, disk))
     if max(ends, default=0) > found.log_end:

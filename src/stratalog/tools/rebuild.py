@@ -41,7 +41,7 @@ from stratalog.store.dispatch import LeftOut
 from stratalog.store.evidence import DELETED_AGAIN
 from stratalog.store.extension import count_bitmaps
 from stratalog.store.index_file import usual_sizes
-from stratalog.store.opening import check_finished, open_store
+from stratalog.store.opening import check_whole, open_store
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import (
     QUEUE_LAYOUTS,
@@ -170,7 +170,7 @@ def check_store(root: Path, settings: StoreSettings) -> None:
     where its files have other sizes than given."""
     with refusing(f"{root} cannot be rebuilt"):
         refuse_if_locked(root, "rebuild")
-        check_finished(root)
+        check_whole(root)
         refuse_without_log(root)
         check_given_sizes(settings, root, PrivateDisk())
 

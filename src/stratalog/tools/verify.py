@@ -32,7 +32,7 @@ from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
 from stratalog.store.evidence import UNCOUNTED
 from stratalog.store.log_scan import misnamed_files
-from stratalog.store.opening import PUT_BACK, check_finished, misplaced_tree, stamps
+from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree, stamps
 from stratalog.store.os_errors import refusing
 from stratalog.store.queue_begin import written_units
 from stratalog.store.recovery import Damage
@@ -131,7 +131,7 @@ def verify(
 def _verify(
     root: Path, settings: StoreSettings, threads: int | None, progress: Progress | None, *, is_live: bool
 ) -> VerifyReport:  # fmt: skip
-    check_finished(root)
+    check_whole(root)
     refuse_without_log(root)
     report = VerifyReport(str(root), clean=True, is_live=is_live)
     disk = ReportingDisk(report)
