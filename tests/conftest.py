@@ -1,5 +1,6 @@
 """What every test folder shares: a marker by folder, and one Spark session for the whole run."""
 
+import gc
 import signal
 import zlib
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item, seed: str) -> bool:
     mark = item.get_closest_marker("one_in")
     return mark is not None and zlib.crc32((seed + item.name).encode()) % mark.args[0] != 0
+
+
+def pytest_collection_finish() -> None:
+    """The cases of the large matrices are hundreds of thousands of objects that stay: no collection looks at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionstart() -> None:

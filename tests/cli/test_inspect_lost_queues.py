@@ -116,7 +116,7 @@ def test_a_whole_store_lacks_nothing(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bit", [62, 55, 48])
 def test_a_damaged_newest_unit_does_not_make_the_log_longer(bit: int, store: Path) -> None:
     file = store / "consumequeue" / "orders" / "1" / "00000000000000002000"
-    at = 49 * UNIT.size
+    at = 19 * UNIT.size
     data = bytearray(file.read_bytes())
     data[at : at + 8] = (int.from_bytes(data[at : at + 8], "big") ^ 1 << bit).to_bytes(8, "big")
     file.write_bytes(data)
