@@ -409,8 +409,11 @@ class Disk:
             file.close()
         return self.stamp(str(path))
 
-    def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
-        """A small file, None when it does not exist; `cut` takes the first `size_max` bytes of a larger one.
+    def read(
+        self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False, position: int = 0
+    ) -> bytes | None:
+        """A small file, None when it does not exist; `cut` takes the first `size_max` bytes of a larger one, or those
+        from `position` on.
 
         Raises `CorruptData` for what is no regular file, for a larger one, and for one that is mostly a hole.
         """
@@ -425,9 +428,9 @@ class Disk:
             status = os.fstat(fd)
             if status.st_size > size_max and not cut:
                 raise CorruptData(f"the file has {status.st_size:,} bytes; the limit is {size_max:,}", path=str(path))
-            size = min(status.st_size, size_max)
+            size = max(0, min(status.st_size - position, size_max))
             check_allocated(str(path), status, size)
-            return os.pread(fd, size, 0)
+            return os.pread(fd, size, position)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""

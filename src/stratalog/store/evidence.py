@@ -18,7 +18,6 @@ agree with its record as well: it may be the torn rest of one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -290,26 +289,22 @@ def indexed_end(root: Path, disk: Disk) -> int:
     """Log offset after the start of the newest record in the index, by the headers of its files and by the items that
     stand after those that a header counts: a killed writer leaves it behind."""
     end, slot_count = 0, index_slot_count(root, disk)
-    for name in filter(is_index_name, disk.files(root / INDEX)):
-        try:
-            opened = disk.open(root / INDEX / name)
-        except FileNotFoundError:  # a writer deletes old files
+    for path in (root / INDEX / name for name in disk.files(root / INDEX) if is_index_name(name)):
+        stored = disk.read(path, size_max=INDEX_HEADER.size, cut=True) or b""
+        if len(stored) < INDEX_HEADER.size:
             continue
-        with closing(opened) as file:
-            stored = file.read(0, INDEX_HEADER.size)
-            if len(stored) < INDEX_HEADER.size:
-                continue
-            header = INDEX_HEADER.unpack(stored)
-            end = max(end, header.end_commit_log_offset + 1)
-            number, count = max(1, header.next_item), _ITEMS_READ
-            while count == _ITEMS_READ:
-                data = file.read(items_position(slot_count) + number * ITEM.size, _ITEMS_READ * ITEM.size)
-                items = np.frombuffer(data, ITEM.dtype, len(data) // ITEM.size)
-                offsets = np.append(end - 1, items["commit_log_offset"])
-                is_item = (items["key_hash"] >= 0) & (offsets[1:] >= 0) & (np.diff(offsets) >= 0)
-                is_item &= items != np.zeros(1, ITEM.dtype)
-                count = int(np.argmin(np.append(is_item, False)))
-                end, number = int(offsets[count]) + 1, number + count
+        header = INDEX_HEADER.unpack(stored)
+        end = max(end, header.end_commit_log_offset + 1)
+        number, count = max(1, header.next_item), _ITEMS_READ
+        while count == _ITEMS_READ:
+            position = items_position(slot_count) + number * ITEM.size
+            data = disk.read(path, size_max=_ITEMS_READ * ITEM.size, cut=True, position=position) or b""
+            items = np.frombuffer(data, ITEM.dtype, len(data) // ITEM.size)
+            offsets = np.append(end - 1, items["commit_log_offset"])
+            is_item = (items["key_hash"] >= 0) & (offsets[1:] >= 0) & (np.diff(offsets) >= 0)
+            is_item &= items != np.zeros(1, ITEM.dtype)
+            count = int(np.argmin(np.append(is_item, False)))
+            end, number = int(offsets[count]) + 1, number + count
     return end
 
 

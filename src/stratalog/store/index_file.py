@@ -42,6 +42,7 @@ _FILE_SIZE_MAX = 2**31 - 1
 _KEYS_OF_RECORD_MAX = PROPERTIES_SIZE_MAX // 2 + 2
 """A key takes a character and a space; beside those of KEYS there are the unique key and the tags."""
 _SLOTS_PIECE = 1 << 20
+_REST_PIECE = 1 << 16
 _HOLE_SIZE_MAX, _HOLE_PER_BYTE = 1 << 29, 64
 """RocketMQ's files are sparse until they are full, but not over so many bytes before the last one written."""
 _BULK_RECORDS = 1 << 10
@@ -296,8 +297,10 @@ class Index:
 
     def _clear_rest(self, file: IndexFile) -> None:
         """Zero what follows the items that the header counts: they may be of messages that the log lost."""
-        with closing(self._disk.open(file.mapped.path)) as opened:
-            opened.zero_from(items_position(self.slot_count) + file.next_item * ITEM.size)
+        path, position = file.mapped.path, items_position(self.slot_count) + file.next_item * ITEM.size
+        while data := (self._disk.read(path, size_max=_REST_PIECE, cut=True, position=position) or b"").rstrip(b"\0"):
+            file.mapped.write(position, np.zeros(len(data), np.uint8))
+            position += _REST_PIECE
 
     @property
     def _file_size(self) -> int:

@@ -227,10 +227,12 @@ class ReportingDisk(PrivateDisk):
         except Unreadable:
             return []
 
-    def read(self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False) -> bytes | None:
+    def read(
+        self, path: Path, *, size_max: int = SMALL_FILE_SIZE_MAX, cut: bool = False, position: int = 0
+    ) -> bytes | None:
         try:
             with self._reporting(path):
-                return super().read(path, size_max=size_max, cut=cut)
+                return super().read(path, size_max=size_max, cut=cut, position=position)
         except Unreadable:
             return None
 
