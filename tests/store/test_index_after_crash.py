@@ -8,10 +8,13 @@ import pytest
 import stratalog
 from store.model import QUIET, SMALL
 from store.test_recreated_topics import killed
+from stratalog.layout.index import ITEM, items_position
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.evidence import UNCOUNTED, indexed_end
+from stratalog.store.sizes import index_slot_count
+from stratalog.tools.verify import verify
 
 
 def _killed_copy(root: Path, live: Path, count: int) -> list[int]:
@@ -68,3 +71,20 @@ def test_items_of_messages_that_a_power_cut_took_are_cleared(tmp_path: Path) -> 
     assert indexed_end(root, Disk()) == offsets[-1] + 1
     stratalog.open(root, **SMALL, **QUIET).close()
     assert (list((root / INDEX).iterdir()), indexed_end(root, Disk())) == (before, offsets[3] + 1)
+
+
+@pytest.mark.parametrize("first", [0, 2, 200])
+def test_a_page_of_items_that_never_reached_the_disk_hides_no_later_ones(first: int, tmp_path: Path) -> None:
+    """What only the index knows is told by opening and `verify`."""
+    root = tmp_path / "store"
+    offsets = _killed_copy(root, tmp_path / "live", 300)
+    (index,) = (root / INDEX).iterdir()
+    data, at = index.read_bytes(), items_position(index_slot_count(root, Disk())) + first * ITEM.size
+    index.write_bytes(data[:at] + bytes(512) + data[at + 512 :])
+    assert indexed_end(root, Disk()) == offsets[-1] + 1
+    _cut(root / COMMIT_LOG / f"{0:020d}", offsets[250])
+    for file in (root / CONSUME_QUEUE / "topic" / "0").iterdir():
+        _cut(file, min(max(0, 250 * UNIT.size - int(file.name)), file.stat().st_size))
+    assert any(UNCOUNTED in note for note in verify(root).notes)
+    with stratalog.open(root, **SMALL, **QUIET) as store:
+        assert UNCOUNTED in store.recovery.notes

@@ -3,12 +3,13 @@ INNER_MULTI_DISPATCH. RocketMQ counts both from 0; stratalog refuses the first."
 
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from store.kinds import LIGHT_KIND
-from store.test_recreated_topics import killed, settings_of, unseal
+from store.kinds import LIGHT_KIND, SIZES
+from store.test_recreated_topics import killed, settings_of, unseal, walked
 from stratalog.errors import CorruptData
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import decode_record
@@ -20,35 +21,50 @@ from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
-QUEUE, OTHER_NAME = "%LMQ%a", "aLMQaa"
+QUEUE = "%LMQ%a"
 
 
-def _put(root: Path, ways: str) -> None:
-    """ "s" for sent, "n" for named. What is sent goes to a topic whose name is changed in the files afterwards."""
-    placed, named_count = list[tuple[int, int]](), 0
+def _put(root: Path, *generations: str) -> dict[int, int]:
+    """Put "s" for sent, "n" for named; the topic is deleted between the generations. Returns the log offsets of the
+    messages that the queue leads to, by queue offset. Names are changed in the files: stratalog sends nothing to a
+    light queue, and counts the generations on."""
+    placed = list[tuple[int, int]]()
     with LIGHT_KIND.open(root) as store:
-        for way in ways:
-            if way == "s":
-                receipt = store.queue(OTHER_NAME).put_raw(b"sent")
-                placed.append((receipt.commit_log_offset, receipt.queue_offset))
-            else:
-                receipt = store.queue("parent").put_raw(b"named", encode_properties({MULTI_DISPATCH: QUEUE}))
-                placed.append((receipt.commit_log_offset, named_count))
-                named_count += 1
+        for number, ways in enumerate(generations):
+            placed.clear()
+            for way in ways:
+                if way == "s":
+                    receipt = store.queue(f"{number}LMQaa").put_raw(b"sent")
+                    placed.append((receipt.commit_log_offset, receipt.queue_offset))
+                else:
+                    text = encode_properties({MULTI_DISPATCH: f"%LMQ%{number}"})
+                    receipt = store.queue("parent").put_raw(b"named", text)
+                    placed.append((receipt.commit_log_offset, ways[: len(placed)].count("n")))
     unseal(root)
     (log,) = (root / COMMIT_LOG).glob(f"{0:020d}")
-    data = log.read_bytes().replace(OTHER_NAME.encode(), QUEUE.encode())
+    data = log.read_bytes()
+    for number in range(len(generations)):
+        data = data.replace(b"%dLMQaa" % number, QUEUE.encode()).replace(b"%%LMQ%%%d" % number, QUEUE.encode())
     log.write_bytes(data)
-    shutil.rmtree(root / CONSUME_QUEUE / OTHER_NAME)
+    queues = root / CONSUME_QUEUE
+    for number in range(len(generations)):
+        for name in (f"{number}LMQaa", f"%LMQ%{number}"):
+            shutil.rmtree(queues / name, ignore_errors=True)
     shutil.rmtree(root / INDEX)
-    (file,) = (root / CONSUME_QUEUE / QUEUE / "0").iterdir()
-    units, end = bytearray(file.stat().st_size), 0
+    units, expected = bytearray(SIZES["mapped_file_size_consume_queue"]), dict[int, int]()
     for offset, number in placed:
-        if number >= end:
+        if number not in expected:
             unit = UNIT.pack(offset, decode_record(data, offset).total_size, 0)
             units[number * UNIT.size : (number + 1) * UNIT.size] = unit
-            end = number + 1
-    file.write_bytes(units)
+            expected[number] = offset
+    (queues / QUEUE / "0").mkdir(parents=True)
+    (queues / QUEUE / "0" / f"{0:020d}").write_bytes(units)
+    return expected
+
+
+def _served(root: Path) -> dict[int, int]:
+    with LIGHT_KIND.open(root, mode="r") as store:
+        return {one.queue_offset: one.commit_log_offset for one in store.queue(QUEUE).read()}
 
 
 @pytest.mark.parametrize("ways", ["snnn", "nsss", "ssnnn", "nnnss", "nsnns", "sn", "ns"])
@@ -66,3 +82,36 @@ def test_it_is_no_topic_that_was_created_again(ways: str, is_killed: bool, tmp_p
         assert report.ok, report.problems[:3]
         assert repair(plan_repair(tmp_path, settings=settings)).ok
         LIGHT_KIND.open(tmp_path).close()
+
+
+@pytest.mark.parametrize("generations", [("sn", "n"), ("sn", "nnn"), ("sssn", "nnnn"), ("snn", "nn"), ("nns", "sn")])
+@pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired"])
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_deleted_messages_of_both_ways_are_left_out(
+    generations: tuple[str, str], road: str, is_killed: bool, is_lost: bool, tmp_path: Path
+) -> None:
+    """Also where the files of another queue are lost, so that all queues are built again."""
+    expected = _put(tmp_path, *generations)
+    if is_killed:
+        killed(tmp_path)
+    if is_lost:
+        shutil.rmtree(tmp_path / CONSUME_QUEUE / "parent")
+    walked(LIGHT_KIND, tmp_path, road) if road != "read" else None
+    assert _served(tmp_path) == expected
+
+
+@pytest.mark.parametrize("generations", [("nnn", "nns"), ("snn", "snn"), ("nns", "nn")])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_without_its_files_such_a_queue_is_refused(
+    generations: tuple[str, str], is_killed: bool, tmp_path: Path
+) -> None:
+    _put(tmp_path, *generations)
+    if is_killed:
+        killed(tmp_path)
+    shutil.rmtree(tmp_path / CONSUME_QUEUE / QUEUE / "0")
+    (tmp_path / CONSUME_QUEUE / QUEUE / "0").mkdir()
+    settings = settings_of(LIGHT_KIND)
+    for call in (partial(rebuild, tmp_path, settings=settings), partial(plan_repair, tmp_path, settings=settings)):
+        with pytest.raises(CorruptData, match=r"begin again at queue offset 0|would be missing"):
+            call()

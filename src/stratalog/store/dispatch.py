@@ -21,7 +21,7 @@ from stratalog.kernels.queue_table import (
 from stratalog.kernels.scan import TRUST, ScanStatus, scan
 from stratalog.layout.batch import batch_size_of, is_inner_batch
 from stratalog.layout.javahash import string_hash
-from stratalog.layout.light import LIGHT_QUEUE_ID, Place, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, Place, is_light, light_places
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, MESSAGE_SIZE_MIN, Record, decode_record, queue_offset_limit
 from stratalog.layout.names import CONFIG, SCHEDULE_TOPIC, delay_table_ms, is_topic
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT
@@ -201,6 +201,9 @@ class Dispatcher:
             last = queue.last_unit()  # a filler may lead to the record that comes next
             news = 1 + max(0, newest, queue.newest()[0] if queue.unit_count else 0)
             self._table.rows[row][QUEUE_NEWS] = max(news, last[0] + 2 if last else 0)
+            if is_light(topic) and queue_id == LIGHT_QUEUE_ID:
+                before = int(self._table.rows[row][QUEUE_NEWS]) - 2
+                self._light_known[row] = max(before, last[0] if last else -1)
         return row
 
     def _leave_out(self, place: LeftOut, why: str) -> None:
@@ -441,9 +444,6 @@ class Dispatcher:
         row = self._row_of.get((name, LIGHT_QUEUE_ID))
         if row is None:
             row = self._register(name, LIGHT_QUEUE_ID, queue_offset, commit_log_offset)
-            newest = self._plain(row).last_unit()
-            before = int(self._table.rows[row][QUEUE_NEWS]) - 2
-            self._light_known[row] = max(before, newest[0] if newest else -1)
         if commit_log_offset <= self._light_known.get(row, -1):
             return  # though its place is another than its offset, see `layout.light`
         next_offset = int(self._table.rows[row][QUEUE_NEXT_OFFSET])

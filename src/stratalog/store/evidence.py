@@ -295,16 +295,15 @@ def indexed_end(root: Path, disk: Disk) -> int:
             continue
         header = INDEX_HEADER.unpack(stored)
         end = max(end, header.end_commit_log_offset + 1)
-        number, count = max(1, header.next_item), _ITEMS_READ
-        while count == _ITEMS_READ:
+        number, data = max(1, header.next_item), b"-"
+        while data.rstrip(b"\0"):  # a page that never reached the disk is zeros
             position = items_position(slot_count) + number * ITEM.size
             data = disk.read(path, size_max=_ITEMS_READ * ITEM.size, cut=True, position=position) or b""
             items = np.frombuffer(data, ITEM.dtype, len(data) // ITEM.size)
-            offsets = np.append(end - 1, items["commit_log_offset"])
-            is_item = (items["key_hash"] >= 0) & (offsets[1:] >= 0) & (np.diff(offsets) >= 0)
-            is_item &= items != np.zeros(1, ITEM.dtype)
-            count = int(np.argmin(np.append(is_item, False)))
-            end, number = int(offsets[count]) + 1, number + count
+            is_item = (items["key_hash"] >= 0) & (items["commit_log_offset"] >= end) & (items["previous_item"] >= 0)
+            is_item &= items["previous_item"] < number + np.arange(len(items))
+            end = max(end, int(items["commit_log_offset"][is_item].max(initial=-1)) + 1)
+            number += _ITEMS_READ
     return end
 
 

@@ -214,8 +214,11 @@ class Judge:
         and created again, if no unit told them apart; -1 where they do not, or where that record or the one in front of
         it may have stood elsewhere."""
         begins = np.flatnonzero((queue.numbers == 0) & ~queue.repaired)
-        if is_light(queue.key[0]) and len({self._is_sent_to(queue, at) for at in begins.tolist()}) > 1:
-            return -1
+        if is_light(queue.key[0]):
+            ways = np.array([self._is_sent_to(queue, at) for at in begins.tolist()], np.bool_)
+            if ways.any() and not ways.all():  # each begins at 0, without a second topic
+                begins = max(begins[ways], begins[~ways], key=len)
+                begins = begins if len(begins) > 1 else begins[:0]
         last = int(begins[-1]) if begins.size else 0
         if not last or begins.size > 2:  # no single changed record begins three sequences
             return last or -1

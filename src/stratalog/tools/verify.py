@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import ConfigurationError, StratalogError, counted
+from stratalog.errors import ConfigurationError, CorruptData, StratalogError, counted
 from stratalog.helpers import thread_pool
 from stratalog.layout.message import LOST_FLAG, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
@@ -30,7 +30,7 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner
-from stratalog.store.evidence import UNCOUNTED
+from stratalog.store.evidence import UNCOUNTED, indexed_end
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree, stamps
 from stratalog.store.os_errors import refusing
@@ -186,7 +186,8 @@ def _verify(
             f"{root}: messages of topics that were deleted and created again: {report.deleted_count:,}; their queues "
             "begin after them"
         )
-    if report.damages and not report.clean and not report.is_live:
+    is_cut_short = bool(report.damages) or _indexed_end(root) > report.log_end
+    if is_cut_short and not report.clean and not report.is_live:
         report.notes.append(f"{root}: {UNCOUNTED}")
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
@@ -215,6 +216,13 @@ def _known_end(root: Path, settings: StoreSettings, disk: ReportingDisk, *, is_c
     with contextlib.suppress(StratalogError, OSError):  # the report has it, or will
         seal = Checkpoint.load(root, disk).seal
         return seal.log_end_offset if seal else end_when_closed(root, settings) if is_closed else 0
+    return 0
+
+
+def _indexed_end(root: Path) -> int:
+    """Where the log ended at least, by an index that can be read; else the report has it."""
+    with contextlib.suppress(OSError, CorruptData):
+        return indexed_end(root, PrivateDisk())
     return 0
 
 
