@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests. Of
     several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ. Of a large matrix
-    one case in n runs, always the same ones for a seed; without that `make test` would take three times as long."""
+    one case in n runs, always the same ones for a seed; without that `make test` would take days."""
     if not config.getoption("--whole-matrix"):
         left_out = {item for item in items if _is_left_out(item, config.getoption("--sample"))}
         items[:] = [item for item in items if item not in left_out]

@@ -86,7 +86,7 @@ def test_a_store_of_rocketmq_is_held_against_its_log(
     assert " of the log in no queue: see `stratalog verify" in text
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("case", golden_names("local"))
 def test_a_whole_store_of_rocketmq_lacks_nothing(case: str, tmp_path: Path) -> None:
     root = golden_case(case).unpack_store(tmp_path)

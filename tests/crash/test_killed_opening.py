@@ -90,7 +90,7 @@ def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root:
     return calls
 
 
-@pytest.mark.one_in(26)
+@pytest.mark.one_in(78)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stop", ["clean", "killed", "RocketMQ killed"])
@@ -130,7 +130,7 @@ def test_what_a_killed_opening_noted_is_void_once_another_has_had_the_store(tmp_
         assert told(store)[0] == {queue: end + 5 for queue, end in ends.items()}
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", ["no seal", "a queue gone", "units gone"])
 @pytest.mark.parametrize("verb", ["rebuild", "repair"])
@@ -178,7 +178,7 @@ def test_no_unit_goes_before_another_is_in_its_place(
         assert trees(root) == units, (number, calls.calls[-3:])
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("verb", ["open", "rebuild", "repair"])
 def test_a_queue_that_lost_every_message_keeps_its_end(tmp_path: Path, kind: Kind, verb: str) -> None:

@@ -38,7 +38,7 @@ def shift(kind: Kind, root: Path, key: Key, begin: int, count: int) -> None:
 CASES = [(0, 1), (0, 13), (20, 3), (0, -9)]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("which", [slice(0, 1), slice(0, 2)], ids=["one queue", "all queues"])

@@ -108,7 +108,7 @@ def until_closed(call: Call, store: MessageStore, queues: dict[str, Queue], wron
             return
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_store_closed_under_a_call_raises_store_closed(name: str, tmp_path: Path) -> None:

@@ -590,7 +590,7 @@ def test_a_unit_that_is_being_written_is_no_problem_and_a_wrong_one_is(
         store.log.fail(StoreReadOnly("the test has damaged the store"))
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("meanwhile", ["opens", "opens and closes", "closes", "is opened again and again"])
 def test_verify_finds_no_damage_where_a_writer_comes_or_goes_meanwhile(

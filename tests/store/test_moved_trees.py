@@ -47,7 +47,7 @@ def move(root: Path, moved: str) -> None:
                 (plain / topic).rename(batch / topic)
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("is_expired", [False, True])

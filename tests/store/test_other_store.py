@@ -94,7 +94,7 @@ OVERLAYS: dict[str, Callable[[Path, Path, Kind], None]] = {
 ROADS = ["opened", "opened, opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired", "rebuilt, opened"]
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("others", OTHERS)
@@ -214,7 +214,7 @@ def test_a_checkpoint_of_a_longer_log_costs_no_message(longer: int, road: str, s
             assert {number: known.body for number, known in read_on(store.queue(*key))[0].items()} == queue
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("which", ["all", "first", "newest"])
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("others", ["as long", "much longer"])

@@ -21,7 +21,7 @@ FILLS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("first", ["opening", "repair"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
 @pytest.mark.parametrize("fill", FILLS)

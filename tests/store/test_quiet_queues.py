@@ -111,7 +111,7 @@ def filled(kind: Kind, root: Path, content: Content, *, other: bool = False) -> 
     return end
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]
@@ -311,7 +311,7 @@ def taken_by_rocketmq(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize(("field", "bit"), [("commit_log_offset", 63), ("commit_log_offset", 40), ("size", 31)])
@@ -335,7 +335,7 @@ def test_a_damaged_newest_unit_tells_its_end(
         assert verify(root).ok
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize("older_count", [0, 1, 6])
@@ -399,7 +399,7 @@ def test_messages_that_expired_are_not_taken_for_lost(kind: Kind, more: bool, th
         assert queue.min_offset == queue.max_offset == end
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("is_new_snapshot", [False, True], ids=["", "closed again"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["in place", "copied store"])
 @pytest.mark.parametrize("mode", ["r", "w"])

@@ -259,7 +259,7 @@ TOOLS: dict[str, Callable[[Path, Kind, StoreSettings], object]] = {
 }
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(("count", "damaged"), [(1, 1), (2, 2), (9, 2)])
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "crashed"])
@@ -328,7 +328,7 @@ def test_after_a_crash_alone_nothing_tells_that_the_log_reached_further(tmp_path
     assert verify(root, settings=GIVEN).ok
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

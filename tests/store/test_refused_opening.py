@@ -186,7 +186,7 @@ def test_a_torn_record_that_no_unit_knows_keeps_no_store_from_opening(is_clean: 
         assert store.put("other", b"new").queue_offset == 0
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("bit", range(32))
 def test_a_changed_size_behind_the_newest_unit_invents_no_message(bit: int, count: int, tmp_path: Path) -> None:

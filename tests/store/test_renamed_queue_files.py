@@ -70,7 +70,7 @@ def check(kind: Kind, root: Path, before: int, live_count: int, shift: str, road
     assert not plan_repair(root, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(180)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired", "opened, rebuilt, repaired"])
 @pytest.mark.parametrize("shift", SHIFTS)

@@ -488,7 +488,7 @@ def test_a_record_that_a_crash_tore_stays_damage_after_a_clean_stop(tmp_path: Pa
     assert verify(root).ok
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("topic", ["orders", "receipts"], ids=["of a known queue", "alone in its queue"])
 @pytest.mark.parametrize("field", ["total_size", "magic", "body_crc", "commit_log_offset"])
 def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_reported(
@@ -585,7 +585,7 @@ def test_a_damaged_placeholder_is_restored_and_counts_as_no_message(topic: str, 
     assert len(served(root)) == 6
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", ["plain", "batch"])
 @pytest.mark.parametrize("more", [-1, 0, 1, 3, 15])
 @pytest.mark.parametrize("own", [2, 3, 5, 20])
@@ -719,7 +719,7 @@ def test_a_log_file_of_another_store_with_messages_of_one_size(count: int, tmp_p
         shutil.rmtree(tmp_path / "copy")
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("sys_flag", [4, 12], ids=["prepared", "rolled back"])

@@ -180,7 +180,7 @@ def test_an_index_file_that_shows_no_split_is_opened_with_a_likely_one_and_that_
         stratalog.open(tmp_path, max_hash_slot_num=5, max_index_num=7)
 
 
-@pytest.mark.one_in(64)
+@pytest.mark.one_in(192)
 @pytest.mark.parametrize("more", [more for more in range(-100, 101) if more])
 @pytest.mark.parametrize("split", [(50, 200), (100, 400), (97, 388), (50, 131)], ids=str)
 @pytest.mark.parametrize("count", [0, 30])
@@ -414,7 +414,7 @@ def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Ki
     assert verify(root, settings=StoreSettings.make(rounded)).ok
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("fault", ["renamed", "added", "added far off", *(f"cut to {size}" for size in (1, 46))])
@@ -545,7 +545,7 @@ def cut(files: list[Path], size: int) -> bool:
     return True
 
 
-@pytest.mark.one_in(240)
+@pytest.mark.one_in(720)
 @pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
 @pytest.mark.parametrize("given", ["none", "right", "wrong"])
 @pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
@@ -579,7 +579,7 @@ def test_right_sizes_open_a_store_of_which_a_file_was_cut_whatever_an_earlier_op
     assert_it_opens(root, EXTENDED | QUIET, expected, but=("remove note",))
 
 
-@pytest.mark.one_in(90)
+@pytest.mark.one_in(270)
 @pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
 @pytest.mark.parametrize("given", ["none", "right", "noted"])
 @pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
@@ -646,7 +646,7 @@ STOPS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("how", ["w", "verify", "repair", "rebuild"])
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("lost", [TREES[1:2], TREES[2:3], TREES[3:4], TREES[1:4], TREES[1:]], ids="+".join)

@@ -483,7 +483,7 @@ def test_a_closed_store_knows_that_its_first_log_file_is_gone(kind: Kind, tmp_pa
     assert any("a log that begins at offset 0" in problem.expected for problem in report.problems)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("keys", [[], ["k"]])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 def test_no_changed_bit_of_an_index_header_stops_anything(state: str, keys: list[str], tmp_path: Path) -> None:
