@@ -115,3 +115,16 @@ def test_without_its_files_such_a_queue_is_refused(
     for call in (partial(rebuild, tmp_path, settings=settings), partial(plan_repair, tmp_path, settings=settings)):
         with pytest.raises(CorruptData, match=r"begin again at queue offset 0|would be missing"):
             call()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rebuild_goes_on_where_the_first_messages_of_a_light_queue_are_lost(number: int, tmp_path: Path) -> None:
+    """Its new units are those of lost messages only, or begin after them."""
+    expected = _put(tmp_path, "nn", "sn")
+    log = tmp_path / COMMIT_LOG / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(sorted(expected.values())[number % len(expected)])
+        file.write(b"\xff" * 40)
+    shutil.rmtree(tmp_path / CONSUME_QUEUE / QUEUE)
+    with contextlib.suppress(CorruptData):
+        rebuild(tmp_path, settings=settings_of(LIGHT_KIND))

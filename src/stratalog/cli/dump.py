@@ -71,7 +71,7 @@ def dump(
     """
     warm_up()
     from stratalog.store.arguments import time_range
-    from stratalog.store.opening import check_whole
+    from stratalog.store.opening import check_finished
     from stratalog.tools.dump import Asked
     from stratalog.tools.dump import dump as items_of
 
@@ -84,7 +84,7 @@ def dump(
     )  # fmt: skip
     for directory in (path, *path.absolute().parents):
         try:
-            check_whole(directory)
+            check_finished(directory)
         except NotAStore as error:
             tell(f"note: {error}")
     found = items_of(path, kind=kind, asked=asked)

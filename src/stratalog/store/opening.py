@@ -172,14 +172,18 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
 
 
 def check_whole(root: Path) -> None:
-    """Raise `NotAStore` for a copy of a store that `repair --to` did not come to the end of, and for a store with a
-    symbolic link to a directory that is not there."""
+    """Raise `NotAStore` for a store with a symbolic link to a directory that is not there, and as `check_finished`."""
     for name in (names.COMMIT_LOG, *_QUEUE_TREES, names.INDEX, names.CONFIG):
         if (root / name).is_symlink() and not (root / name).exists():
             raise NotAStore(
                 f"{root / name} is a symbolic link to {(root / name).readlink()}, which is not there: mount its file "
                 "system, or put the directory back. Nothing was changed"
             )
+    check_finished(root)
+
+
+def check_finished(root: Path) -> None:
+    """Raise `NotAStore` for a copy of a store that `repair --to` did not come to the end of."""
     try:
         noted = (root / names.UNFINISHED_COPY).read_text(errors="replace")
     except (FileNotFoundError, NotADirectoryError):

@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -371,18 +372,16 @@ def clear_staging(root: Path) -> None:
 
 def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> LeftOut | None:
     """A message that is left out of a light queue, as another has offset 0 that came there in the same way."""
-    begun = set[tuple[str, bool]]()
+    begun = defaultdict[str, set[bool]](set)
     for one in left_out:
         if is_light(one.topic) and not one.queue_offset:
             directory = staging / names.CONSUME_QUEUE / one.topic / str(one.queue_id)
-            first = first_units(directory, UNIT, 0, disk)[0].commit_log_offset
-            ways = [
-                (one.topic, is_sent_to(one.topic, record.topic))
-                for offset in (first, one.commit_log_offset) if (record := record_at(root, offset, disk))
-            ]  # fmt: skip
-            if len(ways) == 2 and (ways[1] == ways[0] or ways[1] in begun):
+            first = [unit.commit_log_offset for unit in first_units(directory, UNIT, 0, disk)[:1]]
+            records = (record_at(root, offset, disk) for offset in (*first, one.commit_log_offset))
+            *ways, way = (is_sent_to(one.topic, record.topic) for record in records if record)
+            if way in begun[one.topic].union(ways):
                 return one
-            begun.update(ways)
+            begun[one.topic] |= {way, *ways}
     return None
 
 

@@ -186,8 +186,8 @@ def _verify(
             f"{root}: messages of topics that were deleted and created again: {report.deleted_count:,}; their queues "
             "begin after them"
         )
-    is_cut_short = bool(report.damages) or _indexed_end(root) > report.log_end
-    if is_cut_short and not report.clean and not report.is_live:
+    is_killed = not (report.clean or report.is_live)
+    if is_killed and (report.damages or _indexed_end(root) > report.log_end):
         report.notes.append(f"{root}: {UNCOUNTED}")
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
