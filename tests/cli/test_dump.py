@@ -145,3 +145,9 @@ def test_a_file_that_is_nothing_we_know_is_refused_with_the_types(tmp_path: Path
     result = call("dump", tmp_path / "f")
     assert result.exit_code == 2
     assert "--type commitlog|consumequeue" in result.stderr
+
+
+def test_a_link_beside_the_store_is_not_its_own(small_store: Path, call: Call) -> None:
+    (small_store.parent / "config").symlink_to("/nowhere")
+    shown = call("dump", small_store, "--json")
+    assert "symbolic link" not in shown.stdout + shown.stderr
