@@ -16,7 +16,9 @@ from stratalog.layout.message import decode_record
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from stratalog.layout.properties import encode_properties
 from stratalog.layout.queue import UNIT
-from stratalog.tools.rebuild import rebuild
+from stratalog.store.disk import Disk
+from stratalog.store.dispatch import LeftOut
+from stratalog.tools.rebuild import _light_anew, rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -117,14 +119,9 @@ def test_without_its_files_such_a_queue_is_refused(
             call()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_rebuild_goes_on_where_the_first_messages_of_a_light_queue_are_lost(number: int, tmp_path: Path) -> None:
-    """Its new units are those of lost messages only, or begin after them."""
-    expected = _put(tmp_path, "nn", "sn")
-    log = tmp_path / COMMIT_LOG / f"{0:020d}"
-    with log.open("r+b") as file:
-        file.seek(sorted(expected.values())[number % len(expected)])
-        file.write(b"\xff" * 40)
-    shutil.rmtree(tmp_path / CONSUME_QUEUE / QUEUE)
-    with contextlib.suppress(CorruptData):
-        rebuild(tmp_path, settings=settings_of(LIGHT_KIND))
+def test_a_light_queue_without_a_unit_of_a_message_begins_but_once(tmp_path: Path) -> None:
+    expected = _put(tmp_path, "nn", "nn")
+    left_out = [LeftOut(offset, QUEUE, 0, 0) for offset in expected.values()]
+    staging = tmp_path / "no queues"
+    assert _light_anew(tmp_path, staging, left_out[:1], Disk()) is None
+    assert _light_anew(tmp_path, staging, left_out, Disk()) == left_out[1]
