@@ -1,6 +1,5 @@
 """What every test folder shares: a marker by folder, and one Spark session for the whole run."""
 
-import gc
 import signal
 import zlib
 from collections.abc import Iterator
@@ -29,10 +28,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests. Of
     several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ. Of a large matrix
     one case in n runs, always the same ones for a seed; without that `make test` would take days."""
-    if not config.getoption("--whole-matrix"):
-        left_out = {item for item in items if _is_left_out(item, config.getoption("--sample"))}
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
     for item in items:
         if TESTS not in item.path.parents:
             continue
@@ -41,15 +36,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(folder if folder in ("spark", "interop") else str(item.path)))
 
 
-def _is_left_out(item: pytest.Item, seed: str) -> bool:
-    mark = item.get_closest_marker("one_in")
-    return mark is not None and zlib.crc32((seed + item.name).encode()) % mark.args[0] != 0
-
-
-def pytest_collection_finish() -> None:
-    """The cases of the large matrices are hundreds of thousands of objects that stay: no collection looks at them."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Of a large matrix one case in n runs (one at least), always the same ones for a seed; without that `make test`
+    would take days. The others are dropped before pytest makes a test of each: it has no public hook for that."""
+    yield
+    mark = metafunc.definition.get_closest_marker("one_in")
+    if mark is None or metafunc.config.getoption("--whole-matrix"):
+        return
+    seed = metafunc.config.getoption("--sample") + metafunc.definition.name
+    calls = metafunc._calls
+    sample = [call for call in calls if zlib.crc32(f"{seed}[{call.id}]".encode()) % mark.args[0] == 0]
+    calls[:] = sample or calls[:1]
 
 
 def pytest_sessionstart() -> None:
