@@ -7,8 +7,16 @@ import pytest
 
 from store.kinds import KINDS, Kind
 from store.test_recreated_topics import made, settings_of
-from stratalog.errors import NotAStore
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONFIG, CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX
+from stratalog.errors import ConfigurationError, NotAStore
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONFIG,
+    CONSUME_QUEUE,
+    CONSUME_QUEUE_EXT,
+    INDEX,
+    LOCK,
+)
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -22,22 +30,34 @@ CALLS: dict[str, Callable[[Kind, Path], object]] = {
 }
 
 
+TREES = COMMIT_LOG, CONSUME_QUEUE, BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX, CONFIG
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("name", [COMMIT_LOG, CONSUME_QUEUE, BATCH_CONSUME_QUEUE, CONSUME_QUEUE_EXT, INDEX, CONFIG])
-def test_it_is_named_and_nothing_is_changed(name: str, kind: Kind, tmp_path: Path) -> None:
-    root, away = tmp_path / "store", tmp_path / "disk" / name
+def test_it_is_named_and_nothing_is_changed(kind: Kind, tmp_path: Path) -> None:
+    root, mounted = tmp_path / "store", tmp_path / "disk"
     made(kind, root, 8)
-    if not (root / name).is_dir():
-        pytest.skip("the store has no such directory")
-    away.parent.mkdir()
-    (root / name).rename(away)
-    (root / name).symlink_to(away)
-    away.parent.rename(tmp_path / "unmounted")
-    before = {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
-    for call in CALLS.values():
-        with pytest.raises(NotAStore, match=rf"{name} is a symbolic link to {away}, which is not there: mount"):
-            call(kind, root)
-    assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
-    (tmp_path / "unmounted").rename(away.parent)
+    below = [path for tree in TREES for path in (root / tree, *sorted((root / tree).rglob("*"))) if path.is_dir()]
+    assert {len(path.relative_to(root).parts) for path in below} == {1, 2, 3}
+    for path in below:
+        mounted.mkdir()
+        away = path.rename(mounted / path.name)
+        path.symlink_to(away)
+        mounted.rename(tmp_path / "unmounted")
+        before = _times(root)
+        for name, call in CALLS.items():
+            by_all = path.parent == root or name not in ("repair", "rebuild")  # these refuse links below that anyhow
+            there = f" to {away}, which is not there: mount" if by_all else ", and a repair does not write through"
+            with pytest.raises(NotAStore if by_all else ConfigurationError, match=f"{path} is a symbolic link{there}"):
+                call(kind, root)
+        assert _times(root) == before
+        (tmp_path / "unmounted").rename(mounted)
+        path.unlink()
+        away.rename(path)
+        mounted.rmdir()
     with kind.open(root, mode="r") as store:
         assert store.recovery.clean
+
+
+def _times(root: Path) -> dict[Path, int]:
+    return {path: path.lstat().st_mtime_ns for path in root.rglob("*") if path.name != LOCK}

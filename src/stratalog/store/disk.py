@@ -23,8 +23,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from stratalog.errors import CorruptData, DiskFull, StoreClosed, StoreFailed, StoreLocked
-from stratalog.layout.names import ABORT, OWN_MARK
+from stratalog.errors import CorruptData, DiskFull, NotAStore, StoreClosed, StoreFailed, StoreLocked
+from stratalog.layout.names import ABORT, OWN_MARK, is_topic, queue_id_of
 from stratalog.store.forks import unwatch, watch
 from stratalog.store.os_errors import FULL, next_step
 
@@ -377,10 +377,11 @@ class Disk:
         except FileNotFoundError:
             return {}
 
-    def directories(self, directory: Path) -> list[str]:
+    def directories(self, directory: Path, *, or_links: bool = False) -> list[str]:
+        """Names of the directories in one, sorted; empty when there is none. `or_links`: of symbolic links, too."""
         try:
             with os.scandir(directory) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                return sorted(one.name for one in entries if one.is_dir() or (or_links and one.is_symlink()))
         except FileNotFoundError:
             return []
 
@@ -739,3 +740,23 @@ def failed(what: str, error: OSError) -> StoreFailed:
         f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is "
         f"safe: close the store, {next_step(error)}, and open it again"
     )
+
+
+def check_link(path: Path) -> None:
+    """Raise `NotAStore` for a symbolic link to what is not there."""
+    if path.is_symlink() and not path.exists():
+        raise NotAStore(
+            f"{path} is a symbolic link to {path.readlink()}, which is not there: mount its file system, or put the "
+            "directory back. Nothing was changed"
+        )
+
+
+def queue_directories(root: Path, tree: str, disk: Disk) -> Iterator[tuple[str, int, Path]]:
+    """Topic, queue id and directory of every queue below one of a store's trees. `NotAStore` as by `check_link`."""
+    for topic in filter(is_topic, disk.directories(root / tree, or_links=True)):
+        check_link(root / tree / topic)
+        for name in disk.directories(root / tree / topic, or_links=True):
+            queue_id = queue_id_of(name)
+            if queue_id is not None:
+                check_link(root / tree / topic / name)
+                yield topic, queue_id, root / tree / topic / name

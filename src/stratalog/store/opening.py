@@ -30,7 +30,7 @@ from stratalog.errors import (
 from stratalog.layout import names
 from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2
 from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
-from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, lock_owner
+from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, check_link, lock_owner
 from stratalog.store.message_store import MessageStore
 from stratalog.store.os_errors import (
     cause_of,
@@ -173,12 +173,8 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
 
 def check_whole(root: Path) -> None:
     """Raise `NotAStore` for a store with a symbolic link to a directory that is not there, and as `check_finished`."""
-    for name in (names.COMMIT_LOG, *_QUEUE_TREES, names.INDEX, names.CONFIG):
-        if (root / name).is_symlink() and not (root / name).exists():
-            raise NotAStore(
-                f"{root / name} is a symbolic link to {(root / name).readlink()}, which is not there: mount its file "
-                "system, or put the directory back. Nothing was changed"
-            )
+    for name in (names.COMMIT_LOG, *_QUEUE_TREES, names.INDEX, names.CONFIG):  # those below are met in listings
+        check_link(root / name)
     check_finished(root)
 
 

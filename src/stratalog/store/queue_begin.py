@@ -33,14 +33,13 @@ from stratalog.layout.names import (
     COMMIT_LOG,
     CONSUME_QUEUE,
     offset_of,
-    queue_id_of,
 )
 from stratalog.layout.properties import PREPARED, find_property, is_overwritten
 from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers, is_filler
 from stratalog.layout.record import OFFSETS_END, Layout
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
-from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.disk import Disk, MappedFile, queue_directories
 from stratalog.store.log_scan import closes_file, next_record, written_end
 
 QueueKey = tuple[str, int]
@@ -531,7 +530,7 @@ def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
     messages do. A unit after a gap may be of another store, but not those of a queue that finds its newest message
     before: what lies in gaps in front of them was deleted."""
     end, units = walk.put_end, list[tuple[int, int]]()
-    for topic, queue_id, directory, layout in _queue_directories(root, disk):
+    for topic, queue_id, directory, layout in _own_queues(root, disk):
         before = None
         for numbers, offsets, sizes, *_ in written_units(directory, layout, disk):
             past = offsets >= walk.put_end
@@ -612,20 +611,19 @@ def _led(commit_log_offsets: Iterable[int], root: Path, disk: Disk) -> Mapping[i
     """Which queues, but for light ones, have units that lead to these log offsets."""
     asked = np.array(sorted({*commit_log_offsets}), np.int64)
     led = defaultdict[int, set[QueueKey]](set)
-    for topic, queue_id, directory, layout in _queue_directories(root, disk) if len(asked) else ():
+    for topic, queue_id, directory, layout in _own_queues(root, disk) if len(asked) else ():
         for _, offsets, *_ in written_units(directory, layout, disk):
             for offset in offsets[np.isin(offsets, asked)].tolist():
                 led[offset].add((topic, queue_id))
     return led
 
 
-def _queue_directories(root: Path, disk: Disk) -> Iterator[tuple[str, int, Path, Layout]]:
+def _own_queues(root: Path, disk: Disk) -> Iterator[tuple[str, int, Path, Layout]]:
     """All queues but light ones, which share records, and the layout of their units."""
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
-        for topic in disk.directories(root / tree):
-            for queue_id in map(queue_id_of, disk.directories(root / tree / topic)) if not is_light(topic) else ():
-                if queue_id is not None:
-                    yield topic, queue_id, root / tree / topic / str(queue_id), layout
+        for topic, queue_id, directory in queue_directories(root, tree, disk):
+            if not is_light(topic):
+                yield topic, queue_id, directory, layout
 
 
 def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_log: bool) -> QueueBegin | None:

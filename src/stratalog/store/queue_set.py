@@ -12,13 +12,12 @@ from stratalog.layout.names import (
     CONSUME_QUEUE_EXT,
     SCHEDULE_TOPIC,
     is_topic,
-    queue_id_of,
 )
 from stratalog.layout.queue import UNIT
 from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
-from stratalog.store.disk import Disk
+from stratalog.store.disk import Disk, queue_directories
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.open_files import OpenFiles
 from stratalog.store.queue_begin import written_units
@@ -61,15 +60,17 @@ class QueueSet:
         """Look which kinds of queues there are, and load those of batch topics and those with an extension, which may
         be all that is left of them. The log must have been loaded."""
         self.files.hold()
-        self._extended = set(self._names(CONSUME_QUEUE_EXT))
+        self._extended = {
+            (topic, queue_id) for topic, queue_id, _ in queue_directories(self.root, CONSUME_QUEUE_EXT, self.disk)
+        }
         self._topics.look_at_trees()
         self.has_light_queues |= has_light_queues(self.root, self.disk, self._settings)
         self.has_special |= self.has_light_queues or bool(self._topics.batch_topics)
-        for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
+        for topic, queue_id, directory in queue_directories(self.root, BATCH_CONSUME_QUEUE, self.disk):
             if self.is_batch(topic):
                 self.get(topic, queue_id)
             elif self._topics.is_moved(topic, queue_id):
-                self._refuse_expired(self.root / BATCH_CONSUME_QUEUE / topic / str(queue_id))
+                self._refuse_expired(directory)
         for topic, queue_id in self._extended:
             self.get(topic, queue_id)
 
@@ -83,15 +84,6 @@ class QueueSet:
                 f"shows the queue's next offset: {command('repair', self.root)} moves it there",
                 path=str(moved),
             )
-
-    def _names(self, directory: str) -> list[tuple[str, int]]:
-        names = []
-        for topic in filter(is_topic, self.disk.directories(self.root / directory)):
-            for name in self.disk.directories(self.root / directory / topic):
-                queue_id = queue_id_of(name)
-                if queue_id is not None:
-                    names.append((topic, queue_id))
-        return names
 
     def check_type(self, topic: str, queue_type: QueueType) -> None:
         """Raise `ConfigurationError` when queues of the topic are in use as of another type."""

@@ -31,7 +31,7 @@ from stratalog.layout.record import OFFSETS_END
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
-from stratalog.store.disk import UNFINISHED, Disk, Stamp
+from stratalog.store.disk import UNFINISHED, Disk, Stamp, queue_directories
 from stratalog.store.dispatch import Dispatcher, LeftOut
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.log_scan import Damage, is_finished, is_record
@@ -333,9 +333,8 @@ def load_queues(
         for unfinished in disk.files(above / name):
             if unfinished.endswith(UNFINISHED):
                 disk.remove(above / name / unfinished)
-        for queue_id in map(names.queue_id_of, disk.directories(above / name)):
-            if queue_id is not None:
-                dispatcher.queue(name, queue_id)
+    for topic, queue_id, _ in queue_directories(root, names.CONSUME_QUEUE, disk):
+        dispatcher.queue(topic, queue_id)
     if lock and snapshot and seal and snapshot.log_end_offset == seal.log_end_offset:
         _mark_replaced(snapshot, dispatcher, log)
     ends = []

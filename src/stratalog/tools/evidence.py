@@ -38,7 +38,7 @@ from stratalog.layout.properties import CRC_PROPERTY_SIZE, find_property, is_ove
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.recordcrc import CRC_LEAD
 from stratalog.layout.sysflag import HOSTS_MASK, SysFlag, enters_queue
-from stratalog.store.disk import Disk, MappedFile
+from stratalog.store.disk import Disk, MappedFile, queue_directories
 from stratalog.store.dispatch import may_be_lost
 from stratalog.store.evidence import indexed_end
 from stratalog.store.queue_begin import (
@@ -60,7 +60,7 @@ from stratalog.store.snapshot import noted_begins, sealed_ends
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import contradiction_of
 from stratalog.tools.survey import FileSurvey
-from stratalog.tools.verify_files import log_files, queue_directories, was_closed
+from stratalog.tools.verify_files import log_files, was_closed
 from stratalog.tools.verify_report import Unreadable
 
 Row = tuple[int, int, int, int]

@@ -21,7 +21,7 @@ from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_filler
 from stratalog.layout.record import Layout
 from stratalog.layout.sysflag import HOSTS_MASK, enters_queue
 from stratalog.store.config_files import TOPICS, read_config
-from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk
+from stratalog.store.disk import MappedFile, OpenFile, PrivateDisk, queue_directories
 from stratalog.store.log_scan import closes_file, next_record
 from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree
 from stratalog.store.os_errors import refusing
@@ -30,7 +30,7 @@ from stratalog.store.snapshot import sealed_begins, sealed_ends
 from stratalog.tools.own_files import refuse_if_locked, refuse_without_log
 from stratalog.tools.survey import MISSING_MAX
 from stratalog.tools.unqueued import LogRange, known_end
-from stratalog.tools.verify_files import queue_directories, was_closed
+from stratalog.tools.verify_files import was_closed
 
 _SCAN_COUNT = 1 << 14
 _NEWEST_COUNT = 1 << 12

@@ -37,7 +37,7 @@ from stratalog.layout.queue import (
     is_extension_address,
 )
 from stratalog.store.checkpoint import Checkpoint, Seal
-from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk
+from stratalog.store.disk import UNFINISHED, ClockNs, Disk, MappedFile, PrivateDisk, queue_directories
 from stratalog.store.dispatch import LeftOut
 from stratalog.store.evidence import DELETED_AGAIN
 from stratalog.store.extension import count_bitmaps
@@ -82,7 +82,6 @@ from stratalog.tools.verify_files import (
     UNDER_REPAIR,
     is_of_other_type,
     may_be_torn,
-    queue_directories,
     queue_file_size,
     record_at,
     was_closed,

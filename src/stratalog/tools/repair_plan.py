@@ -58,7 +58,7 @@ from stratalog.layout.record import OFFSETS_END
 from stratalog.layout.recordcrc import has_record_crc
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
-from stratalog.store.disk import PrivateDisk
+from stratalog.store.disk import PrivateDisk, queue_directories
 from stratalog.store.dispatch import LeftOut
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import check_path, stamps
@@ -79,7 +79,7 @@ from stratalog.tools.repair_lost import Judge
 from stratalog.tools.survey import CHUNK_RECORDS, CUT, WILD, DamageJoin, survey_log
 from stratalog.tools.unqueued import LogRange, known_end
 from stratalog.tools.verify import Progress, verify
-from stratalog.tools.verify_files import is_under_repair, may_be_torn, no_record_step, queue_directories, record_at
+from stratalog.tools.verify_files import is_under_repair, may_be_torn, no_record_step, record_at
 from stratalog.tools.verify_report import VerifyReport
 
 TAIL = "TAIL"

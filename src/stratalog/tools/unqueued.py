@@ -30,7 +30,7 @@ from stratalog.layout.record import Layout
 from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.layout.sysflag import TRANSACTION_MASK, Transaction, enters_queue
 from stratalog.store.checkpoint import Checkpoint
-from stratalog.store.disk import Disk, MappedFile, PrivateDisk
+from stratalog.store.disk import Disk, MappedFile, PrivateDisk, queue_directories
 from stratalog.store.queue_begin import QUEUE_LAYOUTS, QueueKey, says_twice, written_units
 from stratalog.store.recovery import Damage
 from stratalog.store.snapshot import noted_log, sealed_ends
@@ -39,7 +39,7 @@ from stratalog.tools.batches import batches_outside, contradiction_of
 from stratalog.tools.evidence import doubled_offsets, queue_begins
 from stratalog.tools.light import first_light
 from stratalog.tools.survey import MISSING_MAX
-from stratalog.tools.verify_files import queue_directories, record_at, was_closed
+from stratalog.tools.verify_files import record_at, was_closed
 
 _SCAN_COUNT = 1 << 14
 _LISTED_MAX = 1000

@@ -29,7 +29,7 @@ from stratalog.layout.properties import may_be_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
-from stratalog.store.disk import PrivateDisk, lock_owner
+from stratalog.store.disk import PrivateDisk, lock_owner, queue_directories
 from stratalog.store.evidence import UNCOUNTED, indexed_end
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree, stamps
@@ -48,7 +48,6 @@ from stratalog.tools.verify_files import (
     log_files_size,
     may_be_torn,
     no_record_step,
-    queue_directories,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck

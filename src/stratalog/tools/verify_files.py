@@ -13,11 +13,11 @@ from stratalog.layout.checkpoint import CHECKPOINT, FILE_SIZE, SEAL, SEAL_POSITI
 from stratalog.layout.light import is_light
 from stratalog.layout.loosejson import decode_loose_json
 from stratalog.layout.message import Record
-from stratalog.layout.names import offset_name, offset_of, queue_id_of
+from stratalog.layout.names import offset_name, offset_of
 from stratalog.store import queue_begin
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.config_files import TOPICS, content_fault
-from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk
+from stratalog.store.disk import UNFINISHED, Disk, MappedFile, PrivateDisk, queue_directories
 from stratalog.store.evidence import RESTORE_LOG
 from stratalog.store.sizes import noted_fault
 from stratalog.store.snapshot import has_torn, has_whole_snapshot, is_ours, noted_log
@@ -68,15 +68,6 @@ def log_files_size(root: Path, disk: Disk, file_size: int) -> int:
     """Bytes of the log by its files' names: what there is to look through."""
     starts = [start for name in disk.files(root / names.COMMIT_LOG) if (start := offset_of(name)) is not None]
     return starts[-1] - starts[0] + file_size if starts else 0
-
-
-def queue_directories(root: Path, tree: str, disk: Disk) -> Iterator[tuple[str, int, Path]]:
-    """Topic, queue id and directory of every queue below one of `QUEUE_TREES`."""
-    for topic in filter(names.is_topic, disk.directories(root / tree)):
-        for name in disk.directories(root / tree / topic):
-            queue_id = queue_id_of(name)
-            if queue_id is not None:
-                yield topic, queue_id, root / tree / topic / name
 
 
 def queue_file_size(settings: StoreSettings, tree: str) -> int:

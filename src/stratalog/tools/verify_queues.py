@@ -1,7 +1,6 @@
 """The part of `verify` that compares ConsumeQueue files with the units that the log calls for."""
 
 import contextlib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +23,11 @@ from stratalog.layout.names import (
     is_topic,
     offset_name,
     offset_of,
-    queue_id_of,
 )
 from stratalog.layout.queue import LOST_TAGS_CODE, UNIT, fillers, is_extension_address, is_filler
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.config_files import TOPICS
-from stratalog.store.disk import PrivateDisk
+from stratalog.store.disk import PrivateDisk, queue_directories
 from stratalog.store.dispatch import QueueTable, may_be_lost, next_of_queue
 from stratalog.store.extension import ExtensionFiles
 from stratalog.store.message import message_at
@@ -378,17 +376,15 @@ class QueueCheck:
 
     def finish(self) -> None:
         """Look at what stands in the files beside the units that the log led to."""
-        for topic, queue_id in self._names(CONSUME_QUEUE):
+        for topic, queue_id, directory in queue_directories(self._root, CONSUME_QUEUE, self._disk):
             if self._is_misplaced(CONSUME_QUEUE, topic, queue_id):
                 continue
             if self._kind_of(topic, queue_id) != QueueKind.BATCH:
-                self._report.queue_count += not self._report.is_unreadable(
-                    self._root / CONSUME_QUEUE / topic / str(queue_id)
-                )
+                self._report.queue_count += not self._report.is_unreadable(directory)
                 self._check_leftovers(topic, queue_id)
             elif is_light(topic):
                 self._special.expect(topic, queue_id)
-        for topic, queue_id in self._names(BATCH_CONSUME_QUEUE):
+        for topic, queue_id, _ in queue_directories(self._root, BATCH_CONSUME_QUEUE, self._disk):
             if not self._is_misplaced(BATCH_CONSUME_QUEUE, topic, queue_id):
                 self._special.expect(topic, queue_id)
         self._special.finish()
@@ -418,7 +414,8 @@ class QueueCheck:
 
     def _look_for_entries(self) -> None:
         """Every batch topic with queues or messages must be in `topics.json`."""
-        found = {topic for topic, _ in (*self._names(BATCH_CONSUME_QUEUE), *self._row_of)}
+        found = {topic for topic, *_ in queue_directories(self._root, BATCH_CONSUME_QUEUE, self._disk)}
+        found |= {topic for topic, _ in self._row_of}
         topics = Topics(self._root, self._disk)  # a topic may have been created meanwhile
         for topic in sorted(topic for topic in found if topics.is_batch(topic) and topics.lacks(topic)):
             what = f"topic {topic} to be of type BatchCQ: its queues lie below {BATCH_CONSUME_QUEUE}/"
@@ -444,12 +441,6 @@ class QueueCheck:
     def close(self) -> None:
         """Close the files of queues and extensions."""
         self._open.close()
-
-    def _names(self, tree: str) -> Iterator[tuple[str, int]]:
-        for topic in filter(is_topic, self._disk.directories(self._root / tree)):
-            for queue_id in map(queue_id_of, self._disk.directories(self._root / tree / topic)):
-                if queue_id is not None:
-                    yield topic, queue_id
 
     def _check_leftovers(self, topic: str, queue_id: int) -> None:
         """Units that no record called for: fillers and units of records that expired are fine, others are not."""

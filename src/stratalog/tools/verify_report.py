@@ -220,10 +220,10 @@ class ReportingDisk(PrivateDisk):
         except Unreadable:
             return {}
 
-    def directories(self, directory: Path) -> list[str]:
+    def directories(self, directory: Path, *, or_links: bool = False) -> list[str]:
         try:
             with self._reporting(directory):
-                return super().directories(directory)
+                return super().directories(directory, or_links=or_links)
         except Unreadable:
             return []
 
