@@ -39,6 +39,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "no snapshot"])
 @pytest.mark.parametrize(
     ("damage", "path", "held", "short"),
@@ -86,7 +87,7 @@ def test_a_store_of_rocketmq_is_held_against_its_log(
     assert " of the log in no queue: see `stratalog verify" in text
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("case", golden_names("local"))
 def test_a_whole_store_of_rocketmq_lacks_nothing(case: str, tmp_path: Path) -> None:
     root = golden_case(case).unpack_store(tmp_path)

@@ -327,7 +327,7 @@ SIZED = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "one file cut"])
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("size", [7000, 10_000, 40_000, 1 << 30])
@@ -370,7 +370,7 @@ def test_the_size_of_an_only_log_file_is_no_smaller_one(name: str, tmp_path: Pat
 _TREE_OF = dict(zip(SIZES, (COMMIT_LOG, *TREES, INDEX, INDEX), strict=True))
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("size", ["larger", "smaller"])
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("count", [300, 3], ids=["many files", "few files"])
@@ -405,7 +405,7 @@ def test_a_wrong_size_of_any_files_is_a_wrong_call(
         assert call(name.split()[0], tmp_path, *arguments, *given).exit_code == 0
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("verb", ["rebuild", "repair"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -94,6 +94,7 @@ def test_a_right_call_succeeds_and_its_json_is_json(
     assert len(lines) == 1 or name in LINES
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("output", ["closed pipe", "closed", "full"])
 @pytest.mark.parametrize("command", [["get", STORE, "orders"], ["dump", STORE, "--json"]], ids=["get", "dump"])
 def test_output_that_nobody_takes_is_no_error_and_a_full_disk_is_one(

@@ -58,7 +58,7 @@ def run_on(root: Path, call: Call, verb: str) -> Result:
     return call(*(str(root) if word == STORE else word for word in VERBS[verb]))
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", ["closed", "not closed"])
 def test_a_directory_in_the_place_of_a_file_is_named_with_a_step_that_helps(
@@ -102,7 +102,7 @@ def directories(root: Path) -> list[str]:
     return sorted({*found, "stratalog-quarantine", "stratalog-rebuild.tmp"})
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_file_in_the_place_of_a_directory_is_named_with_a_step_that_helps(
     verb: str, source: Path, call: Call

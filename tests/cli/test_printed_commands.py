@@ -88,6 +88,7 @@ def originals() -> Iterator[dict[str, list[Original]]]:
         }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_verify_says_to_do_can_be_done_and_helps(

@@ -128,7 +128,7 @@ def test_a_message_that_was_left_out_of_its_queue_is_named_once_and_not_as_lost(
         assert "lost" not in result.stderr
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("bit", [0, 1, 2, 4, 22, 40, 46, 62, 63])
 @pytest.mark.parametrize("state", ["closed", "crashed", "no queues"])
@@ -187,7 +187,7 @@ def change_record(root: Path, commit_log_offset: int, what: str) -> bool:
     return True
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("count", [2, 12])
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "killed", "middle", "last", "all", "torn", "overwritten"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_log_and_the_exit_code_do_not_depend_on_how_the_store_is_named(

@@ -41,7 +41,7 @@ def closing(numbers: tuple[int, ...]) -> Callable[[], None]:
 CLOSED = [(0,), (1,), (2,), (0, 1, 2)]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("numbers", CLOSED, ids=str)
 def test_every_command_works_whatever_is_closed_and_no_file_of_the_store_takes_its_number(
     numbers: tuple[int, ...], small_store: Path
@@ -61,7 +61,7 @@ def test_without_standard_input_no_line_comes_in(small_store: Path) -> None:
     assert "Traceback" not in done.stderr  # a line of progress may be there
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("name", [*COMMANDS, "--help", "--version"])
 def test_a_full_standard_output_is_named_and_has_an_exit_code_of_its_own(name: str, small_store: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -79,7 +79,7 @@ def test_a_full_standard_output_is_named_and_has_an_exit_code_of_its_own(name: s
             assert store.queue("orders").max_offset == 12
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 def test_a_full_standard_error_stops_nothing(small_store: Path) -> None:
     with open("/dev/full", "w") as full:
         for name, command in COMMANDS.items():

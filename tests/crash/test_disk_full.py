@@ -235,6 +235,7 @@ def full_tmpfs(tmp_path: Path) -> Iterator[Path]:
 READING = ["verify", "repair", "inspect", "dump", "get t -n 3", "query t k3"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", READING)
 def test_a_sparse_store_on_a_full_tmpfs_is_read(full_tmpfs: Path, command: str) -> None:
     name, *arguments = command.split()

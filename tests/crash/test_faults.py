@@ -158,6 +158,7 @@ def test_async_puts_in_flight_learn_of_the_failed_flush(folder: Path, monkeypatc
     store.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["pwrite", "rename", "posix_fallocate", "ftruncate", "open"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_any_call_may_fail_once_and_no_acknowledged_message_is_lost(

@@ -137,7 +137,7 @@ def course(scene: Scene, injector: Handler, fork: Callable[[], Fork], name: str)
     scene.check_closed(diary)
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("name", "waits"), CASES)
 def test_a_call_in_which_a_handler_forks_goes_on_in_the_parent_only(

@@ -21,7 +21,7 @@ from torture.interrupt import SETTINGS, Scene, closing
 PARTS = 120
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_wherever_close_is_interrupted_others_are_refused_or_go_on_and_a_second_close_works(
@@ -120,7 +120,7 @@ def test_a_close_that_is_interrupted_while_it_waits_for_an_append_unmaps_nothing
         assert again.log.end_offset == end
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("part", range(12))
 def test_wherever_the_end_of_a_with_block_is_interrupted_the_store_is_closed(part: int, tmp_path: Path) -> None:
     """Nobody calls `close` then. But for the call of `__exit__` itself: no line of it has run."""

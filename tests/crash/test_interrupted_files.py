@@ -27,6 +27,7 @@ USES: dict[str, Callable[[Disk, Path], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("disk", [Disk, PrivateDisk])
 @pytest.mark.parametrize("use", USES)
 def test_no_descriptor_is_left_wherever_a_call_is_interrupted(use: str, disk: type[Disk], tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def kill_opening(monkeypatch: pytest.MonkeyPatch, kind: Kind, whole: Path, root:
     return calls
 
 
-@pytest.mark.one_in(78)
+@pytest.mark.one_in(234)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("stop", ["clean", "killed", "RocketMQ killed"])
@@ -130,7 +130,7 @@ def test_what_a_killed_opening_noted_is_void_once_another_has_had_the_store(tmp_
         assert told(store)[0] == {queue: end + 5 for queue, end in ends.items()}
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", ["no seal", "a queue gone", "units gone"])
 @pytest.mark.parametrize("verb", ["rebuild", "repair"])
@@ -155,6 +155,7 @@ def test_after_a_killed_opening_the_tools_give_no_offset_again_either(
     assert done or verb == "rebuild"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "extended" not in kind.name], ids=str)
 @pytest.mark.parametrize("checkpoint", ["none", "another store's"])
 def test_no_unit_goes_before_another_is_in_its_place(
@@ -178,7 +179,7 @@ def test_no_unit_goes_before_another_is_in_its_place(
         assert trees(root) == units, (number, calls.calls[-3:])
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("verb", ["open", "rebuild", "repair"])
 def test_a_queue_that_lost_every_message_keeps_its_end(tmp_path: Path, kind: Kind, verb: str) -> None:
@@ -210,6 +211,7 @@ def test_a_queue_that_lost_every_message_keeps_its_end(tmp_path: Path, kind: Kin
                 assert store.queue(*key).max_offset == end, count
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 @pytest.mark.parametrize("bit", [0, 1, 2, 22, 40, 46, 63])
 @pytest.mark.parametrize("is_clean", [True, False])

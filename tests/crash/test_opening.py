@@ -481,6 +481,7 @@ def test_log_files_in_each_other_s_place_are_refused_and_kept(clean: bool, folde
             assert bodies(store) == expected(range(200))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [1, 3, 100, 5000])
 @pytest.mark.parametrize("kept", [0, 5, 10, 11])
 def test_a_wrong_offset_that_the_next_message_belies_hides_no_other_message(kept: int, more: int, folder: Path) -> None:

@@ -38,7 +38,7 @@ def shift(kind: Kind, root: Path, key: Key, begin: int, count: int) -> None:
 CASES = [(0, 1), (0, 13), (20, 3), (0, -9)]
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("which", [slice(0, 1), slice(0, 2)], ids=["one queue", "all queues"])
@@ -76,6 +76,7 @@ def test_units_at_wrong_places_are_built_again(
             assert verify(copy, settings=settings).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("puts", [4, 2 * QUEUE_FILE_UNITS + 2])

@@ -54,7 +54,7 @@ def ours(root: Path, mode: Any) -> dict[str, Any]:
         }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("count", [20, 40])
 def test_the_new_messages_are_served(rocketmq: RocketMQ, count: int, is_killed: bool, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_queue_file_that_rocketmq_had_no_time_to_extend_is_nothing(rocketmq: R
     shared.theirs(rocketmq, 4, 20)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("part", [COMMIT_LOG, CONSUME_QUEUE, INDEX])
 def test_a_file_that_we_had_no_time_to_make_is_nothing(rocketmq: RocketMQ, part: str, share: Share) -> None:
     shared = share(named_chance(f"{rocketmq.release} unfinished {part}"))

@@ -112,7 +112,7 @@ def units_on_disk(turns: Turns) -> list[tuple[int, ...]]:
     return [(unit.commit_log_offset, unit.base_offset, unit.batch_size, unit.tags_code) for unit in units if unit.size]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("creator", ["ours", "theirs"])
 def test_batch_topics_are_written_by_both_sides_in_turn(rocketmq: RocketMQ, creator: str, tmp_path: Path) -> None:
     turns = Turns(tmp_path, rocketmq, mapper_file_size_batch_consume_queue=BATCH_UNIT.size * 17)

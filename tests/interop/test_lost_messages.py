@@ -78,7 +78,7 @@ def put_one_each(rocketmq: RocketMQ) -> dict[str, int]:
     return {topic: receipt["queue_offset"] for topic, receipt in zip(COUNTS, receipts, strict=True)}
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("case", LOST)
 def test_a_consumer_gets_every_message_that_is_left(rocketmq: RocketMQ, case: str, tmp_path: Path) -> None:
     lost, root = LOST[case], tmp_path / "store"
@@ -112,7 +112,7 @@ def timed(rocketmq: RocketMQ, questions: list[dict[str, Any]]) -> list[list[int]
     return answers
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("case", LOST)
 def test_after_a_crash_a_consumer_is_never_stuck(rocketmq: RocketMQ, case: str, tmp_path: Path) -> None:
     """RocketMQ may cut the log at the damage then, as it always did; what it keeps of the queues it can serve."""

@@ -38,7 +38,7 @@ def offsets(reading: dict[tuple[str, int], list[dict[str, object]]]) -> dict[tup
     return {key: [message["queue_offset"] for message in messages] for key, messages in reading.items()}
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("road", ["closed", "crashed", "queues lost"])
 def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
     rocketmq: RocketMQ, road: str, tmp_path: Path
@@ -85,7 +85,7 @@ def test_rocketmq_reads_everything_behind_damage_that_was_repaired(
         assert store.recovery.clean
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("lost", ["nothing", "the end of each queue", "all queues"])
 def test_rocketmq_serves_all_of_a_crashed_store_that_was_repaired(
     rocketmq: RocketMQ, lost: str, tmp_path: Path

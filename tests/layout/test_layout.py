@@ -15,6 +15,7 @@ def test_every_layout_of_the_package_was_found() -> None:
     assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS), "a name is told once"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @given(data=st.data())
 def test_values_come_back_from_struct_and_numpy_alike(layout: Layout, data: st.DataObject) -> None:

@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_release_is_refused(store: Path) -> None:
         reader.latestOffset({"version": 2, "offset": 0}, ReadMaxBytes(1))
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_driver_that_dies_anywhere_is_followed_by_one_that_finishes(
     store: Path, expected: dict[str, bytes], seed: int, tmp_path: Path

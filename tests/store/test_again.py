@@ -139,6 +139,7 @@ UNREADABLE = ("commitlog/", "consumequeue/t/0/", "batchconsumequeue/b/0/", "inde
               "queues.snapshot", "abort")  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_is_a_problem_and_the_rest_is_checked(

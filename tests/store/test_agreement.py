@@ -482,7 +482,7 @@ def changed(made: Callable[[Kind, State], Path], tmp_path: Path) -> Callable[[Ki
     return make
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize(("number", "name"), list(enumerate(CHANGES)), ids=list(CHANGES))
 def test_what_verify_says_opening_does(number: int, name: str, changed: Callable[[Kind, State, str], Path]) -> None:
     """Each change to a few of the kinds and states, all of which have their turn."""
@@ -506,7 +506,7 @@ def test_a_tail_of_zeros_is_cut_off_where_verify_says_so(kept_size: int, state: 
     assert any("cuts them off" in text for text in texts) == is_cut_off
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("name", ["nothing", "seal's unit_count +1"])
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -521,7 +521,7 @@ MENDED = [
 ]
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("mend", [rebuild_with, in_place])
 @pytest.mark.parametrize(("number", "name"), list(enumerate(MENDED)), ids=MENDED)
 def test_after_rebuild_and_repair_opening_builds_nothing_again(

@@ -237,6 +237,7 @@ def test_a_log_file_of_another_size_than_the_setting_names_the_setting(open_stor
     refused(root, ConfigurationError, "65,536 bytes", "mapped_file_size_commit_log", mapped_file_size_commit_log=32768)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [0, 19, 500, 999, 1001, 2000])
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_a_queue_file_of_another_size_is_refused_or_built_again(number: int, size: int, open_store: OpenStore) -> None:

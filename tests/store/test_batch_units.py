@@ -41,7 +41,7 @@ def flip(root: Path, unit: int, what: str) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.one_in(138)
+@pytest.mark.one_in(414)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "rebuilt", "opened", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("what", BITS)
@@ -75,7 +75,7 @@ def test_every_message_is_served_in_its_place(
         assert not plan_repair(root, settings=settings_of(BATCH)).actions
 
 
-@pytest.mark.one_in(120)
+@pytest.mark.one_in(360)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "repaired"])
 @pytest.mark.parametrize("bit", range(8 * len("INNER_NUM\x013\x02")))
@@ -107,7 +107,7 @@ def test_what_a_batch_says_of_its_size_gives_no_offset_again(
     assert len(found) == len(content.queues[KEY]) - len(lacking) + (road == "opened")
 
 
-@pytest.mark.one_in(120)
+@pytest.mark.one_in(360)
 @pytest.mark.parametrize("state", ["killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("has_unit", [True, False])

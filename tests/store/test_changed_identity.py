@@ -196,7 +196,7 @@ STEPS: dict[str, Callable[[Reports, Kind, Path, Key], None]] = {
 }
 
 
-@pytest.mark.one_in(786)
+@pytest.mark.one_in(2358)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(("state", "which"), PLACES)
 @pytest.mark.parametrize(("kind", "field"), CHANGES)
@@ -215,7 +215,7 @@ def test_a_record_that_names_another_queue_is_served_in_its_place_or_named(
     check(kind, root, content, places[which], reports, knows_units=knows_units)
 
 
-@pytest.mark.one_in(120)
+@pytest.mark.one_in(360)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:4])
 @pytest.mark.parametrize("which", [0, 3, -1])
@@ -241,7 +241,7 @@ def test_with_a_record_crc_the_record_is_served_or_named_and_no_other_is_touched
                 assert found.get(number) == known or is_named, f"{queue} lacks {number}"
 
 
-@pytest.mark.one_in(42)
+@pytest.mark.one_in(126)
 @pytest.mark.parametrize("steps", [steps for steps in STEPS if steps.endswith("repair")])
 @pytest.mark.parametrize("which", [5, 9, 15])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's", "queue offset, one bit", "flags, prepared"])
@@ -261,7 +261,7 @@ def test_a_record_between_others_is_restored_whatever_was_run_before_a_repair(
             assert {number: found.get(number) for number in content.queues[queue]} == content.queues[queue]
 
 
-@pytest.mark.one_in(222)
+@pytest.mark.one_in(666)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("which", [-18, -10, -2])
@@ -282,7 +282,7 @@ def test_a_record_that_names_a_shorter_queue_is_served_in_its_place_or_named(
     check(kind, root, content, place, reports, knows_units=state != "killed, no units")
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("steps", [steps for steps in STEPS if steps.endswith("repair")])
 @pytest.mark.parametrize("state", [*STATES[:4], "killed, no checkpoint"])
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
@@ -319,7 +319,7 @@ def test_a_newest_record_that_names_the_next_place_of_another_queue_is_served_or
             assert read_on(store.queue(*key))[0] == content.queues[key]
 
 
-@pytest.mark.one_in(78)
+@pytest.mark.one_in(234)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("field", ["topic", "queue id, nobody's"])
@@ -340,7 +340,7 @@ def test_the_only_message_of_a_queue_is_named_where_it_is_in_another_queue_now(
     assert any(f"{topic}/{queue_id}" in text for text in reports.texts)
 
 
-@pytest.mark.one_in(138)
+@pytest.mark.one_in(414)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("state", STATES[:2])
 @pytest.mark.parametrize("live_count", [1, 2, 3, 5])
@@ -372,7 +372,7 @@ def test_where_retention_left_few_messages_the_first_one_is_served_in_its_place_
     check(kind, root, content, place, reports, is_alone=live_count == 1)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize(("count", "which"), [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (4, 3)])
 @pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
@@ -447,7 +447,7 @@ def test_the_unit_of_an_only_message_stays_for_repair(kind: Kind, field: str, tm
         assert read_on(store.queue(*key))[0] == content.queues[key]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("state", STATES[:4])
 @pytest.mark.parametrize("is_killed", [True, False])
 @pytest.mark.parametrize("which", [0, 1, 2])

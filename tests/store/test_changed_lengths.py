@@ -33,7 +33,7 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("change", [lengthened, shortened, emptied, Path.unlink], ids=lambda change: change.__name__)

@@ -107,7 +107,7 @@ PUTS: dict[str, Callable[[MessageStore], Any]] = {
 }
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("now_ns", GOOD)
 @pytest.mark.parametrize("first_ns", [NOW, *GOOD])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

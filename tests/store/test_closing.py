@@ -108,7 +108,7 @@ def until_closed(call: Call, store: MessageStore, queues: dict[str, Queue], wron
             return
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_store_closed_under_a_call_raises_store_closed(name: str, tmp_path: Path) -> None:
@@ -236,6 +236,7 @@ def test_a_thread_with_the_identifier_of_one_of_the_stores_that_has_ended_can_cl
         assert reader.recovery.clean
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("how", ["finalizer", "suspended generator", "put_async"])
 def test_a_process_ends_whose_store_is_closed_as_the_interpreter_ends(how: str, flush: str, tmp_path: Path) -> None:

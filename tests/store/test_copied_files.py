@@ -48,7 +48,7 @@ def served(kind: Kind, root: Path) -> Served:
         return {key: (*read_on(queue)[::2], queue.max_offset) for key, queue in queues.items()}
 
 
-@pytest.mark.one_in(240)
+@pytest.mark.one_in(720)
 @pytest.mark.parametrize("number", range(100))
 @pytest.mark.parametrize("road", ["repair", "open, repair", "rebuild", "open, rebuild"])
 @pytest.mark.parametrize("has_retention", [False, True], ids=["", "retention"])

@@ -45,7 +45,7 @@ def check(kind: Kind, state: str, root: Path, chance: random.Random, source: int
             assert not errors
 
 
-@pytest.mark.one_in(240)
+@pytest.mark.one_in(720)
 @pytest.mark.parametrize("number", range(20))
 @pytest.mark.parametrize("units", ["less", "more", "whole", "two", "any"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
@@ -57,7 +57,7 @@ def test_nothing_is_lost(kind: Kind, state: str, units: str, number: int, tmp_pa
     check(kind, state, tmp_path / "store", chance, source, target, sizes[units])
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("shift", range(1, 8))
 @pytest.mark.parametrize("first", [-3, -2, -1, 0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3])

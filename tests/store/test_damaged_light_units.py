@@ -65,7 +65,7 @@ def check_opened(root: Path, content: Content) -> None:
                 check(store, content.queues[KEY])
 
 
-@pytest.mark.one_in(300)
+@pytest.mark.one_in(900)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("what", DAMAGES)
 @pytest.mark.parametrize("unit", range(COUNT))

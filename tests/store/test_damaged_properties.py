@@ -63,7 +63,7 @@ def _names(places: list[tuple[str, int, int, int]], record: Record) -> bool:
     return (record.topic.decode(), record.queue_id, record.queue_offset) in [place[:3] for place in places]
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("filling", FILLINGS)
 @pytest.mark.parametrize("reach", [HEAD_ONLY, WHOLE], ids=["head", "record"])

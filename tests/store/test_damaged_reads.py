@@ -177,7 +177,7 @@ def test_messages_of_every_shape_are_read_as_they_were_put(open_store: OpenStore
         assert {one.topic for one in found} == {topic}
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, LIGHT_KIND, LIGHT_EXTENDED], ids=str)
 @pytest.mark.parametrize(
     ("count", "damaged"),

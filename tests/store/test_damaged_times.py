@@ -15,7 +15,7 @@ from stratalog.tools.verify import verify
 COUNT = 4
 
 
-@pytest.mark.one_in(21)
+@pytest.mark.one_in(63)
 @pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired"])
 @pytest.mark.parametrize("bit", range(64))
 @pytest.mark.parametrize("which", [0, 1, COUNT - 1])

@@ -153,6 +153,7 @@ def inputs() -> list[bytes]:
 INPUTS = inputs()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_raises_our_errors_only(name: str, tmp_path: Path) -> None:
     said = []

@@ -59,7 +59,7 @@ def made(root: Path, messages: str, names: tuple[str, ...], generations: int) ->
     return places
 
 
-@pytest.mark.one_in(900)
+@pytest.mark.one_in(2700)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repair", "open, repair", "rebuild, repair", "put", "put, repair"])
 @pytest.mark.parametrize(("how", "generations"), [("exchanged", 1), ("renamed", 1), ("exchanged", 2)])
@@ -120,7 +120,7 @@ def test_no_intact_record_is_changed_or_lost(
             assert found == live or (is_told and not refused), f"{key} {sorted(found)} of {sorted(live)}"
 
 
-@pytest.mark.one_in(240)
+@pytest.mark.one_in(720)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["open", "repair", "open, repair", "rebuild, repair"])
 @pytest.mark.parametrize("generations", [1, 2])

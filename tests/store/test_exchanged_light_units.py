@@ -10,7 +10,7 @@ from store.kinds import LIGHT_EXTENDED, LIGHT_KIND, QUEUE_FILE_UNITS, Kind, read
 from stratalog.layout.queue import UNIT
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("file", [-2, -1])
 @pytest.mark.parametrize("count", range(34, 46))
 @pytest.mark.parametrize("kind", [LIGHT_KIND, LIGHT_EXTENDED], ids=str)

@@ -21,7 +21,7 @@ STEPS: dict[str, Callable[[Kind, Path], object]] = {
 }
 
 
-@pytest.mark.one_in(21)
+@pytest.mark.one_in(63)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("count", [12, 60, 150])
 @pytest.mark.parametrize("what", ["directories", "first files", "last files"])

@@ -88,7 +88,7 @@ def check_sizes(root: Path) -> None:
         assert {path.stat().st_size for path in (root / tree).glob("*/*/*")} <= {SIZES[name]}, tree
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("pair", list(combinations(TREES, 2)), ids="-".join)
@@ -175,7 +175,7 @@ def test_a_new_store_is_made_in_an_empty_log_directory(tmp_path: Path) -> None:
         assert store.put("other", b"").queue_offset == 0
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("road", ["verified", "repaired", "rebuilt"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("other", ["gone", COMMIT_LOG, CONSUME_QUEUE_EXT, INDEX, CONFIG])

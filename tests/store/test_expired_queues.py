@@ -51,7 +51,7 @@ def damage_unit(kind: Kind, root: Path, which: int, damaged: Callable[[bytes], b
     path.write_bytes(data[:at] + damaged(data[at : at + size]) + data[at + size :])
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(90)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", UNIT_DAMAGES)
 @pytest.mark.parametrize("which", [0, 1, -2, -1], ids=["first", "second", "last but one", "last"])
@@ -72,7 +72,7 @@ def test_a_damaged_unit_of_expired_messages_is_mended_at_once(
         assert store.queue(*kind.queues[0]).max_offset >= before - (4 if kind is BATCH else 1) * last
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(90)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", UNIT_DAMAGES)
 @pytest.mark.parametrize("field", ["queue offset, none that can be", "topic", "queue id, another's", "flags, prepared"])
@@ -112,7 +112,7 @@ def test_a_message_that_named_another_queue_leaves_nothing_missing_there(
         assert {one: read_on(store.queue(*one))[0] for one in kind.queues} == content.queues
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "put, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("is_last", [True, False], ids=["last", "before others"])
@@ -136,7 +136,7 @@ def test_a_damaged_lone_message_is_counted_as_lost_whatever_was_run_before(
     assert (key, number) in reports.stated
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "put, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize(("live_count", "sound_count"), [(1, 0), (3, 0), (1, 1), (3, 1)])
@@ -196,7 +196,7 @@ def test_a_queue_that_grew_before_a_kill_has_not_grown_since_a_clean_stop(
     assert not any("last clean stop" in text for text in reports.texts)
 
 
-@pytest.mark.one_in(480)
+@pytest.mark.one_in(1440)
 @pytest.mark.parametrize("steps", ["rebuild", "open, rebuild"])
 @pytest.mark.parametrize("stopped", ["closed", "closed by RocketMQ", "killed", "killed by RocketMQ"])
 @pytest.mark.parametrize("unit", range(QUEUE_FILE_UNITS))

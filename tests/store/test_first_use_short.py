@@ -91,7 +91,7 @@ assert not wrong, f"with {{wrong}} free descriptors"
 """
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize(
     ("call", "is_warm", "numbers"),
     [*((call, True, (0, 1, 2)) for call in CALLS), *((call, False, (0, 1)) for call in ("queue", "put", "read"))],

@@ -144,7 +144,7 @@ def busy(store: MessageStore, *, count: int) -> Iterator[list[tuple[int, bytes]]
         assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("by", ["main thread", "another thread"])
 @pytest.mark.parametrize("kind", ["sync", "async", "read-only", "busy"])
 def test_every_call_on_an_inherited_store_fails_with_one_error_and_touches_nothing(
@@ -617,7 +617,7 @@ assert not os.wait()[1]
 """
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize(
     "slow",
     [

@@ -153,6 +153,7 @@ SMALL_FILES = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [sparse, huge, fifo, directory, nested])
 @pytest.mark.parametrize("name", SMALL_FILES)
 def test_a_small_file_may_be_anything(tmp_path: Path, name: str, change: Callable[[Path], None]) -> None:

@@ -265,7 +265,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @every_kind
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_units_and_files_that_are_not_as_written_are_found_by_verify_never_served_wrong_and_rebuilt(
@@ -416,7 +416,7 @@ def test_a_unit_of_which_a_field_is_flipped_is_named_and_hides_its_own_messages_
                     file.write_bytes(whole)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @every_kind
 def test_no_call_leaves_a_descriptor_or_mapping_of_the_store_behind(kind: Kind, tmp_path: Path) -> None:
     content = kind.made(tmp_path)
@@ -443,7 +443,7 @@ def test_no_call_leaves_a_descriptor_or_mapping_of_the_store_behind(kind: Kind, 
         assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("mode", ["r", "w"])
 @pytest.mark.parametrize("number", range(QUEUE_FILE_UNITS + 1))

@@ -35,6 +35,7 @@ def tables(store: MessageStore) -> None:
     store.append(pa.table({"body": [BODY] * 2000}), topic="t")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("put", [puts, lists, tables])
 @pytest.mark.parametrize("flush", ["async", "sync"])
 def test_dispatch_is_never_ten_log_files_behind(

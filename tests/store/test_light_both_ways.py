@@ -69,6 +69,7 @@ def _served(root: Path) -> dict[int, int]:
         return {one.queue_offset: one.commit_log_offset for one in store.queue(QUEUE).read()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ways", ["snnn", "nsss", "ssnnn", "nnnss", "nsnns", "sn", "ns"])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_it_is_no_topic_that_was_created_again(ways: str, is_killed: bool, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_it_is_no_topic_that_was_created_again(ways: str, is_killed: bool, tmp_p
         LIGHT_KIND.open(tmp_path).close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("generations", [("sn", "n"), ("sn", "nnn"), ("sssn", "nnnn"), ("snn", "nn"), ("nns", "sn")])
 @pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired"])
 @pytest.mark.parametrize("is_killed", [False, True])

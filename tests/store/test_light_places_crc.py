@@ -22,7 +22,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Content]:
     return root, LIGHT_KIND.made(root, count=PUTS, enabled_append_prop_crc=True)
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("bit", range(8))
 @pytest.mark.parametrize("number", [0, 2, 5, PUTS - 1])
 @pytest.mark.parametrize("name", [MULTI_QUEUE_OFFSET, MULTI_DISPATCH])

@@ -25,7 +25,7 @@ CHANGES = [(field,) for field in FIELDS] + list(itertools.combinations(WILD, 2))
 NEEDS_UNITS = ("flags, prepared", "flags, rolled back", "queue id, another's")
 
 
-@pytest.mark.one_in(108)
+@pytest.mark.one_in(324)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("has_units", [True, False])
@@ -122,7 +122,7 @@ def test_what_is_put_after_the_log_was_lost_stands_in_its_light_queues(count: in
         ]
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("digit", range(10))
@@ -213,7 +213,7 @@ def put_light(store: MessageStore, names: tuple[str, ...], expected: Places, end
         expected[key][ends[key]] = known
 
 
-@pytest.mark.one_in(12000)
+@pytest.mark.one_in(36000)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repair", "open", "rebuild", "open, repair", "put, repair", "put, put, rebuild"])
 @pytest.mark.parametrize("changed", CHANGED_BYTES)
@@ -257,7 +257,7 @@ def test_a_changed_byte_of_what_names_light_queues_moves_no_message(
             assert not has_units or "repair" not in road, f"{key} lacks {number}"
 
 
-@pytest.mark.one_in(90)
+@pytest.mark.one_in(270)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("filling", [b"\0", b"\xff"])
@@ -289,7 +289,7 @@ def test_damage_that_begins_in_a_records_properties_is_stated_in_its_light_queue
                 assert {(queue, number) for number in lacking} <= reports.stated
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(90)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("filling", [b"\0", b"\xff", b"x"])
 @pytest.mark.parametrize("size", [1, 8, 20, 60])

@@ -114,6 +114,7 @@ class Writer:
 EVENTS = ["put", "roll", "begin_a_queue", "close", "open_again", "retain"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("event", EVENTS)
 def test_whatever_happens_between_two_looks_at_the_files_one_state_is_seen(event: str, tmp_path: Path) -> None:
     for number in itertools.count(1):
@@ -299,6 +300,7 @@ def tear_the_log(_: Kind, root: Path) -> None:
     newest.write_bytes(data[: end - 30] + bytes(len(data) - end + 30))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "harm", [None, lose_a_queue, zero_a_queue, tear_the_log], ids=["whole", "lost", "zeroed", "torn"]
 )
@@ -509,6 +511,7 @@ LATE = tuple(
 """Where something may happen between two looks of `verify` at the files."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [0, 3, 40])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_verify_beside_a_writer_finds_no_problem_in_any_kind_of_queue(
@@ -590,7 +593,7 @@ def test_a_unit_that_is_being_written_is_no_problem_and_a_wrong_one_is(
         store.log.fail(StoreReadOnly("the test has damaged the store"))
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("meanwhile", ["opens", "opens and closes", "closes", "is opened again and again"])
 def test_verify_finds_no_damage_where_a_writer_comes_or_goes_meanwhile(

@@ -53,7 +53,7 @@ def asked_for(root: Path, settings: StoreSettings) -> str:
     return ""
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.parametrize("target", FILES)
 @pytest.mark.parametrize("source", FILES)

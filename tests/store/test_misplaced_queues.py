@@ -123,7 +123,7 @@ def moved(root: Path, kind: Kind) -> Iterator[tuple[Path, Path]]:
                 yield queue / "0", queue / "1"
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(180)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("gone", [0, 3])

@@ -13,7 +13,7 @@ from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
 @pytest.mark.parametrize("gone", [1, 2])
 @pytest.mark.parametrize("count", [30, 41, 60, 90])
@@ -50,7 +50,7 @@ def test_opening_refuses_and_repair_keeps_the_offsets(
     assert not plan_repair(tmp_path, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(54)
+@pytest.mark.one_in(162)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("is_opened", [False, True])
 @pytest.mark.parametrize("gone", [1, 2, 3])

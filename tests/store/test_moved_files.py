@@ -15,7 +15,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Original]:
     return {kind.name: Original(kind, place / kind.name) for kind in KINDS}
 
 
-@pytest.mark.one_in(150)
+@pytest.mark.one_in(450)
 @pytest.mark.parametrize("number", range(400))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_whole_message_is_served(

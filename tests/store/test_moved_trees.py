@@ -47,7 +47,7 @@ def move(root: Path, moved: str) -> None:
                 (plain / topic).rename(batch / topic)
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("is_expired", [False, True])
@@ -83,6 +83,7 @@ def test_queues_that_were_moved_to_the_batch_tree_keep_messages_and_ends(
         assert checked(tmp_path).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("count", [2, 6, 20])

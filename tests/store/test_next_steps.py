@@ -23,7 +23,7 @@ from stratalog.tools.verify import verify
 from torture.steps import CHANGES, Change, directory, judge
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize(
     ("kind", "place"),
@@ -47,7 +47,7 @@ def test_a_store_that_opening_refuses_is_mended_by_the_command_that_verify_names
         judge(root, StoreSettings.make(QUIET | kind.settings), tmp_path / "opened")
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch], ids=["directory", "fifo", "file"])
 @pytest.mark.parametrize("name", OWN_NAMES)
@@ -78,6 +78,7 @@ def test_repair_and_rebuild_do_all_or_nothing_where_something_else_is_in_the_pla
             before = contents(root)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tree", ["commitlog", "consumequeue/topic/0", "index"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "fifo"])
 @pytest.mark.parametrize("is_copied", [True, False], ids=["to a copy", "in place"])

@@ -94,7 +94,7 @@ OVERLAYS: dict[str, Callable[[Path, Path, Kind], None]] = {
 ROADS = ["opened", "opened, opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired", "rebuilt, opened"]
 
 
-@pytest.mark.one_in(540)
+@pytest.mark.one_in(1620)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("others", OTHERS)
@@ -160,6 +160,7 @@ def test_opening_serves_all_messages_of_the_log(kind: Kind, state: str, overlay:
                 assert store.queue(*key).max_offset >= len(queue)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("road", ["opened", "repaired", "rebuilt"])
 @pytest.mark.parametrize("state", ["closed", "index gone"])
 @pytest.mark.parametrize(("first", "unit_count"), [(0, 1), (0, 2), (0, 7), (1, 7), (3, 1), (9, 2)])
@@ -186,6 +187,7 @@ def test_units_that_begin_at_the_end_of_a_closed_log_tell_of_no_deleted_topic(
             assert store.queue(*key).max_offset >= len(queue)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["put", "repaired, put", "put, repaired", "repaired, put, repaired"])
 @pytest.mark.parametrize("longer", [1, 8, 90, 91, 92, 100, 119, 120])
@@ -214,7 +216,7 @@ def test_a_checkpoint_of_a_longer_log_costs_no_message(longer: int, road: str, s
             assert {number: known.body for number, known in read_on(store.queue(*key))[0].items()} == queue
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("which", ["all", "first", "newest"])
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("others", ["as long", "much longer"])

@@ -21,7 +21,7 @@ FILLS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("first", ["opening", "repair"])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
 @pytest.mark.parametrize("fill", FILLS)
@@ -121,6 +121,7 @@ def test_a_bit_of_the_newest_unit_damages_no_log(kind: Kind, tmp_path: Path) -> 
         shutil.rmtree(root)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("with_crc", [False, True])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ"])
 @pytest.mark.parametrize("kind", [PLAIN, LIGHT_KIND], ids=str)

@@ -125,7 +125,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return disk
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("flush", ["async", "sync"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda function: function.__name__)

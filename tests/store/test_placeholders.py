@@ -149,6 +149,7 @@ def test_opening_gives_no_offset_again_when_several_queues_lost_their_newest(
     assert state(tmp_path)[1] == before[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("units", [True, False], ids=["with units", "without"])
 @pytest.mark.parametrize("bit", [0, 1, 2, 5, 20, 33])
 def test_a_placeholder_with_a_turned_bit_costs_no_message(bit: int, units: bool, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def put_crash_and_check(kind: Kind, live: Path, root: Path, end: int, command: s
     assert not plan_repair(root, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_dispatched", [True, False])
 @pytest.mark.parametrize("lost", ["all", "all and the units", "first", "newest"])
@@ -75,7 +75,7 @@ def test_a_message_put_after_a_repair_stays_in_its_place(
     put_crash_and_check(kind, live, root, end, command, is_dispatched=is_dispatched)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_dispatched", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -97,6 +97,7 @@ def test_a_message_put_after_all_others_expired_stays_in_its_place(
     put_crash_and_check(kind, live, root, count, command, is_dispatched=is_dispatched)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("body", [b"x", b"room for a placeholder" * 4])
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
@@ -117,7 +118,7 @@ def test_queues_that_begin_with_a_placeholder_are_built_again(
         assert [found[number].commit_log_offset for number in range(1, count)] == places[1:]
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(216)
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("first", [100, 101, 102])
 @pytest.mark.parametrize("block", [bytes(512), ONES * 512], ids=["zeros", "ones"])

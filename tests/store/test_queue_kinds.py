@@ -428,7 +428,7 @@ PLACES = (
 )
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("damage", [gone, cut, without_first_file, without_last_file])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("unclean", [False, True], ids=["after a clean stop", "after a crash"])

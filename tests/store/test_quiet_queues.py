@@ -111,7 +111,7 @@ def filled(kind: Kind, root: Path, content: Content, *, other: bool = False) -> 
     return end
 
 
-@pytest.mark.one_in(108)
+@pytest.mark.one_in(324)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
     ("damage", "road"), [(damage, road) for damage in DAMAGES for road in ROADS if road == "open" or damage in FEW]
@@ -153,6 +153,7 @@ def test_its_offsets_are_never_given_again(
     assert verify(used).ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize("stop", STOPS[:2])
@@ -311,7 +312,7 @@ def taken_by_rocketmq(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize(("field", "bit"), [("commit_log_offset", 63), ("commit_log_offset", 40), ("size", 31)])
@@ -335,7 +336,7 @@ def test_a_damaged_newest_unit_tells_its_end(
         assert verify(root).ok
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("kind", [PLAIN, BATCH], ids=str)
 @pytest.mark.parametrize("road", ["open", "rebuild", "repair"])
 @pytest.mark.parametrize("older_count", [0, 1, 6])
@@ -367,6 +368,7 @@ def test_the_offset_of_an_only_message_that_names_another_queue_is_not_given_aga
         assert not plan_repair(root).actions
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
 @pytest.mark.parametrize("more", [False, True], ids=["quiet", "two more"])
 @pytest.mark.parametrize("then", ["killed", "a block lost"])
@@ -399,7 +401,7 @@ def test_messages_that_expired_are_not_taken_for_lost(kind: Kind, more: bool, th
         assert queue.min_offset == queue.max_offset == end
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("is_new_snapshot", [False, True], ids=["", "closed again"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["in place", "copied store"])
 @pytest.mark.parametrize("mode", ["r", "w"])

@@ -36,7 +36,7 @@ def copied_over_next(units: Units, at: int) -> Units:
 CHANGES = (twice, left_out, exchanged, reversed_order, copied_over_next)
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(180)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("old", [0, OLD])
@@ -66,7 +66,7 @@ def test_messages_whose_units_were_rearranged_are_served_after_a_repair(
     assert verify(root, settings=settings_of(kind)).ok
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["rebuilt", "repaired"])
 @pytest.mark.parametrize("count", [1, 2, 20])

@@ -259,7 +259,7 @@ TOOLS: dict[str, Callable[[Path, Kind, StoreSettings], object]] = {
 }
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(("count", "damaged"), [(1, 1), (2, 2), (9, 2)])
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "crashed"])
@@ -299,6 +299,7 @@ EVIDENCE = "consumequeue", "index", "checkpoint", "queues.snapshot"
 """What tells how far the log reached, once its newest files are lost."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("left", [left for count in (1, 2, 3, 4) for left in combinations(EVIDENCE, count)])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_log_whose_last_files_are_missing_is_refused_whatever_else_is_lost(
@@ -328,7 +329,7 @@ def test_after_a_crash_alone_nothing_tells_that_the_log_reached_further(tmp_path
     assert verify(root, settings=GIVEN).ok
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -399,6 +400,7 @@ def log_place(root: Path, commit_log_offset: int) -> tuple[Path, int]:
     return root / "commitlog" / f"{commit_log_offset - position:020d}", position
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_expired", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_files_that_are_none_of_a_stores_are_kept(kind: Kind, is_expired: bool, tmp_path: Path) -> None:
@@ -437,6 +439,7 @@ def test_files_that_are_none_of_a_stores_are_kept(kind: Kind, is_expired: bool, 
     assert {path: (kept / path).read_bytes() for path in foreign} == foreign
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["whole", "body bit", "queues gone"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_messages_put_to_a_light_queue_itself_are_in_a_queue(kind: Kind, state: str, tmp_path: Path) -> None:

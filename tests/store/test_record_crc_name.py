@@ -64,6 +64,7 @@ WAYS: dict[str, Callable[[MessageStore, bytes, bytes], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("has_crc", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_stored_properties_are_refused_or_served(way: str, has_crc: bool, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ CASES = [("closed by RocketMQ", FEWER), ("closed by RocketMQ", AS_MANY), ("close
          ("closed", FEWER), ("killed with a seal", MORE), ("index gone", FEWER), ("a queue gone", MORE)]  # fmt: skip
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(90)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("state", "count"), CASES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -214,7 +214,7 @@ def empty_tree(kind: Kind, root: Path) -> None:
     kind.directory(root, kind.queues[0]).parent.parent.mkdir()
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "light beside extended"], ids=str)
 @pytest.mark.parametrize("loss", [lose_files, lose_directories, lose_tree, empty_tree])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
@@ -303,7 +303,7 @@ def put_more(kind: Kind, root: Path) -> None:
         kind.put(store, 101, Content())
 
 
-@pytest.mark.one_in(66)
+@pytest.mark.one_in(198)
 @pytest.mark.parametrize("command", [*PATHS, "put"])
 @pytest.mark.parametrize("state", [state for state in STATES if state not in ("index gone", "a queue gone")])
 @pytest.mark.parametrize("damage", [exchange, exchange_with_other, rotate, rename_queue, rename_topic])
@@ -330,7 +330,7 @@ def test_exchanged_or_renamed_queues_of_a_topic_created_again_are_refused(
     assert verify(tmp_path, settings=settings_of(kind)).ok
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("command", ["opened", "rebuilt", "repaired", "put"])
 @pytest.mark.parametrize("state", ["closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("damage", [exchange, exchange_with_other, rotate, rename_queue, rename_topic])
@@ -375,7 +375,7 @@ KILLED_STATES = {
 }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("path", ["rebuilt", "repaired"])
 @pytest.mark.parametrize("state", ["killed", "a queue gone", "created after the seal"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -395,7 +395,7 @@ def test_the_tools_keep_the_second_topic_after_a_killed_opening(
         shutil.rmtree(root)
 
 
-@pytest.mark.one_in(42)
+@pytest.mark.one_in(126)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("state", KILLED_STATES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -430,7 +430,7 @@ def is_killed_at(kind: Kind, root: Path, number: int, monkeypatch: pytest.Monkey
     return False
 
 
-@pytest.mark.one_in(66)
+@pytest.mark.one_in(198)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("count", [FEWER, MORE])
 @pytest.mark.parametrize("earlier", ["closed", "closed, then killed", "opening killed"])
@@ -487,7 +487,7 @@ ROADS: dict[str, tuple[Callable[[Kind, Path], object], ...]] = {
 }
 
 
-@pytest.mark.one_in(102)
+@pytest.mark.one_in(306)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("which", [0, 1, 5, -1])
@@ -522,7 +522,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.one_in(519)
+@pytest.mark.one_in(1557)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("field", "which"), CHANGES)
@@ -558,7 +558,7 @@ def test_damage_brings_no_deleted_message_back(
             assert set(lacking) <= {place} or no_unit, f"{queue} lacks what stands at {lacking}, not {place}"
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("bit", [12, 13])
@@ -585,6 +585,7 @@ def test_a_first_unit_that_leads_to_a_deleted_message_of_its_place_and_size_is_d
         assert found == content.queues[key]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_where_a_queue_begins_is_known_after_its_only_message_went_elsewhere(
@@ -599,7 +600,7 @@ def test_where_a_queue_begins_is_known_after_its_only_message_went_elsewhere(
         assert set(read_on(store.queue(*kind.queues[0]))[0]) <= {0}
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("count", [1, 2, FEWER])
@@ -619,7 +620,7 @@ def test_a_log_that_lost_the_second_topic_does_not_serve_the_first(
         assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(216)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal", "killed"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("is_last_deleted", [False, True])
@@ -654,7 +655,7 @@ def test_a_log_that_lost_a_part_of_the_first_topic_does_not_serve_the_rest_of_it
         }
 
 
-@pytest.mark.one_in(36)
+@pytest.mark.one_in(108)
 @pytest.mark.parametrize("state", ["closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("lost_count", [1, 3, 8])
@@ -696,7 +697,7 @@ def overwritten(root: Path, begin: int, end: int) -> None:
         file.write(b"\xff" * (end - begin))
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(180)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("left", [0, 4])
@@ -819,7 +820,7 @@ DAMAGES: dict[str, Callable[[Kind, Path], None]] = {
 }
 
 
-@pytest.mark.one_in(852)
+@pytest.mark.one_in(2556)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", [*ROADS, "opened, opened"])
 @pytest.mark.parametrize("count", [2, 4, 8, 24])
@@ -864,7 +865,7 @@ def expired(kind: Kind, root: Path, count: int, *, left: int = 10) -> Content:
     return content
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
 @pytest.mark.parametrize("damaged", ["unit", "files"])
 @pytest.mark.parametrize("count", [1, 3, FEWER])
@@ -886,7 +887,7 @@ def test_after_retention_took_a_part_of_the_first_topic_no_message_is_changed(
         assert damaged != "unit" or count == 1 or found == content.queues[key]
 
 
-@pytest.mark.one_in(144)
+@pytest.mark.one_in(432)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["rebuilt", "repaired", "opened, repaired", "opened"])
 @pytest.mark.parametrize("left", [1, 2, 10])
@@ -922,7 +923,7 @@ def test_after_retention_a_damaged_first_unit_looks_like_none_of_an_expired_mess
     assert "repaired" not in road or verify(root, settings=settings_of(kind)).ok
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("size", range(60, 200, 20))
@@ -990,7 +991,7 @@ def lives_on_in_one_queue(kind: Kind, root: Path, old: Sequence[int], count: int
     return content, key
 
 
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(180)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("field", ["topic", "topic, not ASCII", "queue offset, lowest bit", "record"])
@@ -1015,7 +1016,7 @@ def test_damage_moves_no_deleted_message_into_the_only_queue(
         assert not lacking or any(filter(None, reports.texts)) or errors or store.recovery.warning
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("is_torn", [True, False])
 @pytest.mark.parametrize("old", [(1,), (5,), (3, 1)], ids=str)
@@ -1035,7 +1036,7 @@ def test_the_loss_of_the_only_message_at_the_logs_end_is_told(
     assert any(reports.texts)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("road", ["read", "opened", "rebuilt", "repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("is_torn", [True, False])
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -1071,7 +1072,7 @@ def test_a_deleted_batch_that_contradicts_itself_is_none_to_repair(state: str, t
     assert not plan_repair(tmp_path, settings=settings_of(BATCH)).actions
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("file", ["gone", "zeros"])
@@ -1144,7 +1145,7 @@ def test_what_is_put_after_the_log_lost_both_topics_stays(
         assert store.queue(*key).max_offset == first + len(content.queues[key])
 
 
-@pytest.mark.one_in(84)
+@pytest.mark.one_in(252)
 @pytest.mark.parametrize("state", ["closed by RocketMQ", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("more", [1, 5])
@@ -1174,7 +1175,7 @@ def test_where_the_second_topic_was_lost_the_first_is_not_served_after_what_was_
                 assert store.queue(*key).max_offset == begins[key] + len(known)
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("old", [1, 2, 6])
@@ -1208,7 +1209,7 @@ def test_what_a_log_file_lacks_up_to_its_end_is_damage(
             assert "repaired" not in road or {(key, number) for number in lost} <= reports.stated
 
 
-@pytest.mark.one_in(576)
+@pytest.mark.one_in(1728)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("bit", [*range(8 * len(MULTI_DISPATCH)), *range(-8 * len("%LMQ%a"), 0)])
@@ -1237,7 +1238,7 @@ def test_a_first_message_that_names_no_light_queue_any_more_brings_no_deleted_on
     assert "repaired" not in road or 0 in found or (key, 0) in reports.stated
 
 
-@pytest.mark.one_in(480)
+@pytest.mark.one_in(1440)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("size", [100, 250, 512])
@@ -1269,6 +1270,7 @@ def test_damage_from_the_end_of_the_first_message_on_is_repaired_and_its_losses_
                 assert known.commit_log_offset == first or known == expected[number]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 @pytest.mark.parametrize("road", ["opened", "repaired", "opened, repaired"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -1291,6 +1293,7 @@ def test_the_first_topic_is_not_served_where_the_newest_log_file_is_lost(
             assert not any(read_on(store.queue(*key))[0] for key in kind.queues)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["opened", "rebuilt", "repaired"])
 @pytest.mark.parametrize("bit", [30, 40, 62])

@@ -92,6 +92,7 @@ def filled(open_store: OpenStore) -> Path:
     return store.root
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["r", "w"])
 @pytest.mark.parametrize("error", ERRNOS, ids=errno.errorcode.__getitem__)
 def test_any_call_of_an_opening_may_be_refused(mode: Any, error: int, filled: Path) -> None:
@@ -125,6 +126,7 @@ def test_memory_that_is_short_is_told_so(filled: Path) -> None:
     stratalog.open(filled).close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.__getitem__)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_a_shortage_later_refuses_the_call_and_loses_nothing(

@@ -78,6 +78,7 @@ BESIDE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_refused_opening_changes_no_file(tmp_path: Path, kind: Kind, is_clean: bool) -> None:
@@ -107,6 +108,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("name", ["{}.bak", "{}x", "old", "{:.3}"])
 @pytest.mark.parametrize("which", [0, 1, -1, None], ids=["first", "second", "newest", "only"])
@@ -186,7 +188,7 @@ def test_a_torn_record_that_no_unit_knows_keeps_no_store_from_opening(is_clean: 
         assert store.put("other", b"new").queue_offset == 0
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("bit", range(32))
 def test_a_changed_size_behind_the_newest_unit_invents_no_message(bit: int, count: int, tmp_path: Path) -> None:

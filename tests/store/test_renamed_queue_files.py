@@ -70,7 +70,7 @@ def check(kind: Kind, root: Path, before: int, live_count: int, shift: str, road
     assert not plan_repair(root, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(180)
+@pytest.mark.one_in(540)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired", "opened, rebuilt, repaired"])
 @pytest.mark.parametrize("shift", SHIFTS)
@@ -83,12 +83,14 @@ def test_no_record_is_rewritten_and_every_message_is_served_in_its_place(
     check(kind, tmp_path / "store", before, live_count, shift, road, state)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shift", ["forward", "far forward", "back", "three units back"])
 @pytest.mark.parametrize("before", [0, 3])
 def test_the_only_live_message_of_a_queue_is_not_moved(before: int, shift: str, tmp_path: Path) -> None:
     check(PLAIN, tmp_path / "store", before, 1, shift, "repaired", "closed by RocketMQ")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["r", "w"])
 @pytest.mark.parametrize("shift", ["one unit forward", "three units back", "half a unit forward"])
 @pytest.mark.parametrize("kind", [PLAIN, BATCH, LIGHT_KIND], ids=str)

@@ -654,6 +654,7 @@ TWICE = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_copied", [False, True], ids=["in place", "copied"])
 @pytest.mark.parametrize("twice", TWICE, ids=lambda twice: twice.inflict.__name__)
 def test_what_earlier_repairs_kept_stays_beside_what_a_repair_overwrites(

@@ -198,6 +198,7 @@ def batches(root: Path, count: int = 6, **settings: Any) -> list[Receipt]:
                 for n in range(count)]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["__CRC32#", "INNER_NUM", "INNER_BASE"])
 @pytest.mark.parametrize("record_crc", [False, True])
 def test_a_bit_in_a_property_that_the_store_reads_costs_no_message(
@@ -221,6 +222,7 @@ def turn_flag(root: Path, commit_log_offset: int, bit: int) -> None:
     change(log_path(root), at, bytes([log_path(root).read_bytes()[at] ^ bit]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bit", [SysFlag.NEED_UNWRAP, SysFlag.INNER_BATCH, SysFlag.COMPRESSED])
 @pytest.mark.parametrize("number", [2, 5])
 @pytest.mark.parametrize("with_units", [True, False])
@@ -338,6 +340,7 @@ def test_a_record_with_another_offset_in_a_light_queue_gets_its_own_back(
     assert served(root) == before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("wrong", [b"26", b"20", b"64"])
 @pytest.mark.parametrize("own", [0, 3, 8, 26, 70])
 def test_a_record_with_other_offsets_in_all_its_queues_gets_them_back(own: int, wrong: bytes, tmp_path: Path) -> None:
@@ -488,7 +491,7 @@ def test_a_record_that_a_crash_tore_stays_damage_after_a_clean_stop(tmp_path: Pa
     assert verify(root).ok
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("topic", ["orders", "receipts"], ids=["of a known queue", "alone in its queue"])
 @pytest.mark.parametrize("field", ["total_size", "magic", "body_crc", "commit_log_offset"])
 def test_without_units_the_newest_message_with_a_turned_bit_is_restored_or_reported(
@@ -585,7 +588,7 @@ def test_a_damaged_placeholder_is_restored_and_counts_as_no_message(topic: str, 
     assert len(served(root)) == 6
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("kind", ["plain", "batch"])
 @pytest.mark.parametrize("more", [-1, 0, 1, 3, 15])
 @pytest.mark.parametrize("own", [2, 3, 5, 20])
@@ -625,6 +628,7 @@ def test_what_repair_makes_of_a_batch_record_agrees_with_itself(tmp_path: Path, 
         shutil.rmtree(tmp_path / "store")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lost", ["nothing", "units", "first log file"])
 @pytest.mark.parametrize(("field", "value"), [("sys_flag", 4), ("sys_flag", 12), ("queue_offset", 0)])
 def test_a_record_whose_head_keeps_it_from_its_queue_is_restored(
@@ -669,6 +673,7 @@ def test_a_record_alone_in_a_queue_without_units_goes_where_a_unit_places_it(tmp
     assert (record.topic.decode(), record.queue_id, record.queue_offset) in served(root)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("begin", [7, 100], ids=["shifted a little", "shifted"])
 def test_a_log_file_of_another_store_is_told_from_damage(kind: Kind, begin: int, tmp_path: Path) -> None:
@@ -719,7 +724,7 @@ def test_a_log_file_of_another_store_with_messages_of_one_size(count: int, tmp_p
         shutil.rmtree(tmp_path / "copy")
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ["repaired", "opened, repaired", "rebuilt, repaired"])
 @pytest.mark.parametrize("sys_flag", [4, 12], ids=["prepared", "rolled back"])

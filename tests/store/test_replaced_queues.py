@@ -68,7 +68,7 @@ def _go(root: Path, road: str) -> None:
             assert verify(root, settings=SETTINGS).ok
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild", "open, repair", "open, rebuild"])
 @pytest.mark.parametrize("how", ["moved", "exchanged", "copied"])
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -93,7 +93,7 @@ def test_the_messages_of_a_queue_stay_live_in_its_place(
     check(root, own, count)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("road", ["open", "repair", "rebuild", "open, repair"])
 @pytest.mark.parametrize("count", range(1, 9))
 @pytest.mark.parametrize("before", range(8))

@@ -34,7 +34,7 @@ def expire(kind: Kind, root: Path, log_begin: int) -> None:
             path.unlink()
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(216)
 @pytest.mark.parametrize("is_older", [False, True], ids=["whole", "older"])
 @pytest.mark.parametrize("returned", RETURNED)
 @pytest.mark.parametrize("count", range(PUTS, PUTS + 4))

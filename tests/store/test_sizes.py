@@ -65,6 +65,7 @@ def sizes_of(settings: StoreSettings) -> dict[str, int]:
     return {name: getattr(settings, name) for name in TINY}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 def test_whatever_kinds_of_files_are_left_a_store_opens_with_its_sizes(
     is_noted: bool, pristine: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -180,7 +181,7 @@ def test_an_index_file_that_shows_no_split_is_opened_with_a_likely_one_and_that_
         stratalog.open(tmp_path, max_hash_slot_num=5, max_index_num=7)
 
 
-@pytest.mark.one_in(192)
+@pytest.mark.one_in(576)
 @pytest.mark.parametrize("more", [more for more in range(-100, 101) if more])
 @pytest.mark.parametrize("split", [(50, 200), (100, 400), (97, 388), (50, 131)], ids=str)
 @pytest.mark.parametrize("count", [0, 30])
@@ -386,6 +387,7 @@ def test_files_of_the_default_size_are_not_taken_for_cut_ones(tmp_path: Path) ->
         rebuild(tmp_path, settings=StoreSettings(mapped_file_size_consume_queue=12_000_000))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [1, 150])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Kind, count: int, tmp_path: Path) -> None:
@@ -414,7 +416,7 @@ def test_verify_and_repair_refuse_sizes_that_are_not_those_of_the_files(kind: Ki
     assert verify(root, settings=StoreSettings.make(rounded)).ok
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not noted"])
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("fault", ["renamed", "added", "added far off", *(f"cut to {size}" for size in (1, 46))])
@@ -545,7 +547,7 @@ def cut(files: list[Path], size: int) -> bool:
     return True
 
 
-@pytest.mark.one_in(720)
+@pytest.mark.one_in(2160)
 @pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
 @pytest.mark.parametrize("given", ["none", "right", "wrong"])
 @pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
@@ -579,7 +581,7 @@ def test_right_sizes_open_a_store_of_which_a_file_was_cut_whatever_an_earlier_op
     assert_it_opens(root, EXTENDED | QUIET, expected, but=("remove note",))
 
 
-@pytest.mark.one_in(270)
+@pytest.mark.one_in(810)
 @pytest.mark.parametrize("pristine", ["tiny", "tiny, one of each"], indirect=True)
 @pytest.mark.parametrize("given", ["none", "right", "noted"])
 @pytest.mark.parametrize("how", ["r", "w", "verify", "repair", "rebuild", "none"])
@@ -646,7 +648,7 @@ STOPS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.one_in(144)
 @pytest.mark.parametrize("how", ["w", "verify", "repair", "rebuild"])
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("lost", [TREES[1:2], TREES[2:3], TREES[3:4], TREES[1:4], TREES[1:]], ids="+".join)
@@ -727,6 +729,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("road", ["repair", "open", "rebuild"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_note_of_sizes_is_reported_and_set_aside(damage: str, road: str, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(144)
+@pytest.mark.one_in(432)
 @pytest.mark.parametrize(("state", "road"), CASES)
 @pytest.mark.parametrize("has_own_size", [True, False])
 @pytest.mark.parametrize("unit", range(3))

@@ -15,7 +15,7 @@ ROADS = ["opened", "rebuilt", "opened, opened", "rebuilt, opened", "rebuilt, reb
          "rebuilt, opened, opened", "rebuilt, opened, repaired", "repaired, opened"]  # fmt: skip
 
 
-@pytest.mark.one_in(540)
+@pytest.mark.one_in(1620)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("left", SURVIVORS, ids=str)

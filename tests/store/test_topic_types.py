@@ -96,7 +96,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Path, Content, 
         yield kind, root, content, (root / CONFIG / TOPICS).read_bytes()
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize("state", STATES)
 def test_every_message_is_served_whatever_is_left_of_the_topics(
     state: str, made: tuple[Kind, Path, Content, bytes], tmp_path: Path
@@ -312,7 +312,7 @@ def test_the_old_queue_of_expired_batches_stays_where_topics_json_is_gone(tmp_pa
         assert store.queue("batches").put_batch([b"next"], unique_key="n").queue_offset == 20
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("topics", ["intact", "gone"])
 @pytest.mark.parametrize("is_opened", [False, True])

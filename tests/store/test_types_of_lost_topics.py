@@ -103,7 +103,7 @@ def _check(kind: Kind, root: Path, content: Content, lost: list[int]) -> None:
             assert store.queue(*key).max_offset == len(known)
 
 
-@pytest.mark.one_in(720)
+@pytest.mark.one_in(2160)
 @pytest.mark.parametrize(
     "road", ["read", "verified", "opened", "repaired", "rebuilt", "opened, repaired", "opened, rebuilt"]
 )

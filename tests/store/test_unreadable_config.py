@@ -111,7 +111,7 @@ def judge(root: Path, kind: Kind, content: Content, kept: list[bytes]) -> None:
             assert not [note for note in store.recovery.notes if CONFIG in note]
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(216)
 @pytest.mark.parametrize("copy", COPIES)
 @pytest.mark.parametrize("change", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
@@ -134,7 +134,7 @@ def test_one_repair_ends_with_a_whole_store_and_keeps_the_damaged_bytes(
         judge(target if is_copied else root, kind, content, kept)
 
 
-@pytest.mark.one_in(96)
+@pytest.mark.one_in(288)
 @pytest.mark.parametrize("bit", range(8))
 @pytest.mark.parametrize("turn", range(16))
 def test_whichever_bit_of_topics_json_is_flipped_one_repair_is_enough(turn: int, bit: int, tmp_path: Path) -> None:

@@ -402,6 +402,7 @@ def test_a_log_file_of_a_crashed_store_that_was_replaced_is_a_problem(tmp_path: 
             assert all("commitlog" in problem.next_step for problem in report.problems)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("is_crashed", [False, True], ids=["closed", "crashed"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -483,7 +484,7 @@ def test_a_closed_store_knows_that_its_first_log_file_is_gone(kind: Kind, tmp_pa
     assert any("a log that begins at offset 0" in problem.expected for problem in report.problems)
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.parametrize("keys", [[], ["k"]])
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
 def test_no_changed_bit_of_an_index_header_stops_anything(state: str, keys: list[str], tmp_path: Path) -> None:
@@ -509,6 +510,7 @@ def test_no_changed_bit_of_an_index_header_stops_anything(state: str, keys: list
                 assert len(store.query("orders", key="k")) == 10 * len(keys) or is_named, (position, bit)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("gone", [1, 2])
 @pytest.mark.parametrize("is_copied", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -83,7 +83,7 @@ def walk(kind: Kind, root: Path, road: str) -> Reports:
     return reports
 
 
-@pytest.mark.one_in(600)
+@pytest.mark.one_in(1800)
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("is_truncated", [True, False], ids=["truncated", "zeroed"])
 @pytest.mark.parametrize("files", FILES)
@@ -138,7 +138,7 @@ def assert_whole(kind: Kind, root: Path) -> None:
     assert not plan_repair(root, settings=settings_of(kind)).actions
 
 
-@pytest.mark.one_in(120)
+@pytest.mark.one_in(360)
 @pytest.mark.parametrize("is_copied", [True, False])
 @pytest.mark.parametrize("which", ["light", "own"])
 @pytest.mark.parametrize("units", list(itertools.combinations(range(5), 2)), ids=str)

@@ -319,7 +319,7 @@ def made(torture: Torture) -> list[tuple[Original, Original]]:
 def again(torture: Torture, row: Row) -> None:
     """Stores of every kind, damaged; each command; a fault at calls drawn by chance, of each kind."""
     originals, counts = made(torture), Counter[str]()
-    for number in range(torture.count(6, 60)):
+    for number in range(torture.count(4, 60)):
         chance = torture.chance("again", f"{number} way")
         way = chance.choice(WAYS)
         original, damaged, what = damaged_store(torture, str(number), originals)

@@ -179,7 +179,7 @@ def exchanged(torture: Torture, row: Row) -> None:
         for mutation in MUTATIONS
         for abort in (False, True)
     ]
-    chosen = torture.chance("exchanged").sample(range(len(every)), torture.count(50, len(every)))
+    chosen = torture.chance("exchanged").sample(range(len(every)), torture.count(25, len(every)))
     refused = 0
     for number in chosen:
         if torture.wants(number):

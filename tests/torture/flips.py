@@ -355,7 +355,7 @@ def _swept(torture: Torture, row: Row, *, record_crc: bool) -> None:
                 with row.case(name, seconds=CASE_SECONDS):
                     judge.flip(place, bit, unclean=bit == deep)
     rooms = [place for place in original.places if place.field == ROOM]
-    for place in chance.sample(rooms, torture.count(20, 400)):
+    for place in chance.sample(rooms, torture.count(12, 400)):
         with row.case(f"{place.path}:{place.position}", seconds=CASE_SECONDS):
             judge.flip(place, chance.randrange(8), unclean=True)
     size = sum(len(data) for data in original.files.values())

@@ -29,7 +29,7 @@ def repairs(torture: Torture, row: Row) -> None:
         for kind in KINDS
         for record_crc in ((False, True) if torture.full else (False,))
     }
-    for number in range(torture.count(50, 1_000)):
+    for number in range(torture.count(30, 1_000)):
         if torture.wants(number):
             with row.case(number, seconds=CASE_SECONDS):
                 _case(torture, number, stores, counts)

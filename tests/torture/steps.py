@@ -65,7 +65,7 @@ def steps(torture: Torture, row: Row) -> None:
         for path in sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
         for change, is_crashed in itertools.product(CHANGES, (False, True))
     ]
-    for number in torture.chance("steps").sample(range(len(every)), torture.count(50, len(every))):
+    for number in torture.chance("steps").sample(range(len(every)), torture.count(25, len(every))):
         if torture.wants(number):
             name, root, settings, path, change, is_crashed = every[number]
             with row.case(number, seconds=CASE_SECONDS):
