@@ -249,8 +249,8 @@ def _check_plain(batch: pa.RecordBatch, queues: list[Queue]) -> None:
     texts: list[bytes] = []
     if _RAW_PROPERTIES in batch.schema.names:
         column = _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary())
-        if pc.any(pc.match_substring(column, INNER_LEAD)).as_py():
-            texts = [text or b"" for text in column.to_pylist()]
+        if _may_hold(column, INNER_LEAD):
+            texts = [text for text in column.to_pylist() if text and INNER_LEAD in text]
     names = set(batch.schema.names) - _IGNORED_COLUMNS
     is_special = bool(texts) or any(INNER_LEAD.decode() in name for name in names)
     is_batch = INNER_NUM in names or any(find_property(text, INNER_NUM.encode()) is not None for text in texts)
@@ -342,13 +342,19 @@ def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
 
 def _without_crcs(column: pa.Array, *, closed: bool) -> pa.Array:
     """Stored properties without the CRCs of the records that they come from, if `closed` with their last separator."""
-    if pc.any(pc.match_substring(column, CRC_NAME)).as_py():
+    if _may_hold(column, CRC_NAME):
         column = pa.array([text and without_record_crc(text) for text in column.to_pylist()], pa.binary())
     end = VALUE_END.encode()
     if closed and not pc.all(pc.or_(pc.ends_with(column, end), pc.equal(pc.binary_length(column), 0))).as_py():
         texts = (text or b"" for text in column.to_pylist())
         column = pa.array([text if not text or text.endswith(end) else text + end for text in texts], pa.binary())
     return column
+
+
+def _may_hold(column: pa.Array, part: bytes) -> bool:
+    """Whether a part is in the data of a binary column: in a text, or across the end of one."""
+    offsets, data = _offsets(_RAW_PROPERTIES, column)
+    return part in data[int(offsets[0]) : int(offsets[-1])].to_pybytes()  # a fourth of `match_substring`'s time
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
