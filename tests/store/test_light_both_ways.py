@@ -127,3 +127,34 @@ def test_a_light_queue_without_a_unit_of_a_message_begins_but_once(tmp_path: Pat
     staging = tmp_path / "no queues"
     assert _light_anew(tmp_path, staging, left_out[:1], Disk()) is None
     assert _light_anew(tmp_path, staging, left_out, Disk()) == left_out[1]
+
+
+PLACES = {"size": 0, "magic": 4, "body CRC": 8, "queue id": 12, "queue offset": 20, "log offset": 28, "flags": 36}
+"""Bytes of a record's head."""
+
+
+@pytest.mark.one_in(90)
+@pytest.mark.parametrize("ways", ["snnn", "nsss", "ssnnn", "nnnss", "nsnns", "snnnnn"])
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("place", [*PLACES, *range(1, 80, 3)])
+@pytest.mark.parametrize("bit", [0, 4])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_damaged_record_changes_no_other_or_repair_refuses(
+    ways: str, number: int, place: str | int, bit: int, is_killed: bool, tmp_path: Path
+) -> None:
+    """A bit of one record, in its head or so far in front of its end."""
+    _put(tmp_path, ways)
+    if is_killed:
+        killed(tmp_path)
+    path = tmp_path / COMMIT_LOG / f"{0:020d}"
+    data, records = bytearray(path.read_bytes()), list[tuple[int, int]]()
+    while len(records) < len(ways):
+        begin = records[-1][1] if records else 0
+        records.append((begin, begin + decode_record(data, begin).total_size))
+    begin, end = records[number % len(ways)]
+    data[begin + PLACES[place] if isinstance(place, str) else max(end - place, begin)] ^= 1 << bit
+    path.write_bytes(data)
+    with contextlib.suppress(CorruptData):
+        repair(plan_repair(tmp_path, settings=settings_of(LIGHT_KIND)))
+    after = path.read_bytes()
+    assert (after[:begin], after[end:]) == (data[:begin], data[end:])

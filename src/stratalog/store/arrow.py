@@ -49,6 +49,7 @@ from stratalog.store.queue import Queue
 from stratalog.store.reading import check_complete
 from stratalog.store.record_put import check_level, check_queue_id
 from stratalog.store.special_arrow import arrow_of
+from stratalog.store.special_put import refuse_light
 
 if TYPE_CHECKING:
     from stratalog.store.message_store import MessageStore
@@ -175,10 +176,13 @@ def append_batch(
         store.log.check_appendable()
         return {}
     queues, rows_queue = _queues_of(store, batch, topic, queue_id)
-    if not all(queue.is_batchable for queue in queues):
-        raise IllegalMessage(
-            "Arrow batches need topics of at most 127 characters and an IPv4 store host: use put_record"
-        )
+    for queue in queues:
+        refuse_light(queue)
+        if not queue.is_batchable:
+            raise IllegalMessage(
+                f"topic {queue.topic!r}: Arrow batches need topics of at most 127 characters and an IPv4 store host; "
+                "use put_record; nothing was written"
+            )
     _check_plain(batch, queues)
     _check_levels(batch, np.isin(rows_queue, [at for at, one in enumerate(queues) if one.kind == QueueKind.SCHEDULE]))
     ranges: dict[tuple[str, int], range] = {}
@@ -266,12 +270,12 @@ def _check_levels(batch: pa.RecordBatch, is_delayed: Array) -> None:
     """Raise `IllegalMessage` for rows of the topic of delayed messages whose level is no number."""
     if not is_delayed.any():
         return
-    rows = batch.filter(pa.array(is_delayed))
+    rows = pa.array(is_delayed)
     if _RAW_PROPERTIES in batch.schema.names:
-        for text in _cast(_RAW_PROPERTIES, rows.column(_RAW_PROPERTIES), pa.binary()).to_pylist():
+        for text in _cast(_RAW_PROPERTIES, batch.column(_RAW_PROPERTIES), pa.binary()).filter(rows).to_pylist():
             check_level(find_property(text or b"", DELAY.encode()))
     elif DELAY in batch.schema.names:
-        for level in pc.unique(_cast(DELAY, rows.column(DELAY), pa.string())).to_pylist():
+        for level in pc.unique(_cast(DELAY, batch.column(DELAY), pa.string()).filter(rows)).to_pylist():
             check_level(level)
 
 

@@ -378,10 +378,10 @@ class Disk:
             return {}
 
     def directories(self, directory: Path, *, or_links: bool = False) -> list[str]:
-        """Names of the directories in one, sorted; empty when there is none. `or_links`: of symbolic links, too."""
+        """Names of the directories in one, sorted; empty when there is none. `or_links`: of links to nowhere, too."""
         try:
             with os.scandir(directory) as entries:
-                return sorted(one.name for one in entries if one.is_dir() or (or_links and one.is_symlink()))
+                return sorted(one.name for one in entries if one.is_dir() or (or_links and _leads_nowhere(one)))
         except FileNotFoundError:
             return []
 
@@ -742,12 +742,17 @@ def failed(what: str, error: OSError) -> StoreFailed:
     )
 
 
+def _leads_nowhere(path: Path | os.DirEntry[str]) -> bool:
+    """Whether a path is a symbolic link to what is not there."""
+    return path.is_symlink() and not os.path.exists(path)
+
+
 def check_link(path: Path) -> None:
     """Raise `NotAStore` for a symbolic link to what is not there."""
-    if path.is_symlink() and not path.exists():
+    if _leads_nowhere(path):
         raise NotAStore(
-            f"{path} is a symbolic link to {path.readlink()}, which is not there: mount its file system, or put the "
-            "directory back. Nothing was changed"
+            f"{path} is a symbolic link to {path.readlink()}, which is not there: mount its file system, or put it "
+            "back. Nothing was changed"
         )
 
 

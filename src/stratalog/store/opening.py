@@ -30,6 +30,7 @@ from stratalog.errors import (
 from stratalog.layout import names
 from stratalog.layout.message import HEAD, MAGIC_V1, MAGIC_V2
 from stratalog.store.arguments import absolute_path, check_type, checked_clock, one_of
+from stratalog.store.config_files import TOPICS
 from stratalog.store.disk import ClockNs, Disk, PrivateDisk, Stamp, check_link, lock_owner
 from stratalog.store.message_store import MessageStore
 from stratalog.store.os_errors import (
@@ -172,9 +173,15 @@ def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> Stra
 
 
 def check_whole(root: Path) -> None:
-    """Raise `NotAStore` for a store with a symbolic link to a directory that is not there, and as `check_finished`."""
-    for name in (names.COMMIT_LOG, *_QUEUE_TREES, names.INDEX, names.CONFIG):  # those below are met in listings
-        check_link(root / name)
+    """Raise `NotAStore` for a store with a symbolic link to what is not there, and as `check_finished`. Directories of
+    queues are met when these are enumerated."""
+    log, config = root / names.COMMIT_LOG, root / names.CONFIG
+    for path in (log, *(root / tree for tree in _QUEUE_TREES), root / names.INDEX, config, config / TOPICS):
+        check_link(path)
+    with contextlib.suppress(OSError):  # who reads its files says so
+        for name in os.listdir(log):
+            if names.offset_of(name) is not None:
+                check_link(log / name)
     check_finished(root)
 
 

@@ -45,6 +45,7 @@ def next_step(error: OSError | MemoryError) -> str:
         errno.EPERM: "give this user access, or run as the user who owns the files",
         errno.EROFS: "mount the file system for writing",
         errno.ENOSPC: "free space there",
+        errno.EFBIG: "allow the process larger files (ulimit -f)",
         errno.EDQUOT: "free space there",
         errno.EISDIR: "a directory is where a file belongs: move it out of the store, or check the path",
         errno.EIO: "look into the kernel's log (dmesg). To save what can be read, copy the files to another disk "

@@ -53,6 +53,15 @@ class Special(Protocol):
         """What `CommitLog.commit` has to store for the queues. Under the log's lock."""
 
 
+def refuse_light(queue: "Queue") -> None:
+    """Raise `IllegalMessage` for a light queue."""
+    if is_light(queue.topic) and queue.store.settings.dispatches_light_queues:
+        raise IllegalMessage(
+            f"{queue.topic!r} is a light queue: put to another topic, with the queue's name in "
+            f"{MULTI_DISPATCH}; nothing was written"
+        )
+
+
 def special_of(queue: "Queue", record: Record) -> Special | None:
     """What a record needs beyond the plain way, None for almost all. Raises `IllegalMessage`."""
     kind = queue.store.queue_set.kind_of(queue.topic)
@@ -63,11 +72,7 @@ def special_of(queue: "Queue", record: Record) -> Special | None:
         _check_inner_batch(queue, record, kind)
         return _InnerBatch(queue, inner_count(record.properties))
     names = find_property(record.properties, MULTI_DISPATCH.encode()) or ""
-    if is_light(queue.topic) and queue.store.settings.dispatches_light_queues:
-        raise IllegalMessage(
-            f"{queue.topic!r} is a light queue: put to another topic, with the queue's name in "
-            f"{MULTI_DISPATCH}; nothing was written"
-        )
+    refuse_light(queue)
     if not names.strip() or kind == QueueKind.PLAIN or kind == QueueKind.SCHEDULE:
         return None
     if kind == QueueKind.BATCH:

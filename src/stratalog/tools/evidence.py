@@ -287,6 +287,8 @@ class Evidence:
         self._overwritten: list[int] = []
         """Log offsets of records that named light queues, with properties that are partly overwritten."""
         self._names: dict[bytes, str] = {}
+        self._named = set[str]()
+        """Light queues that records name."""
         self._offsets = self._sizes = np.empty(0, np.int64)
         """Of all whole records, in the log's order."""
 
@@ -396,6 +398,7 @@ class Evidence:
                     self._overwritten.append(offset)
                 for name, place in light_places(record.properties, offset)[0]:
                     self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain, is_ours)
+                    self._named.add(name)
         queue.add(offset, size, number, end, is_certain, is_ours)
 
     def _take_batch(self, record: Record, topic: str, offset: int) -> int:
@@ -520,6 +523,16 @@ class Evidence:
         foreign = offsets[~is_named & self._has_size(offsets, sizes) & ~np.isin(offsets, self._overwritten)]
         refuted = queue.offsets[~queue.supported & np.isin(queue.numbers, numbers)] if len(foreign) else foreign
         return len({*foreign.tolist(), *refuted.tolist()}) > 1
+
+    def refuse_both_ways(self) -> None:
+        """Raise `CorruptData` for a light queue to which messages were sent and that others name."""
+        if names := sorted(self._named.intersection(self._names.values())):
+            raise CorruptData(
+                f"messages were sent to {names[0]} and others name it in {MULTI_DISPATCH}: RocketMQ counts the offsets "
+                "of both from 0, so that nobody can tell which one a damaged record had. Nothing was changed; restore "
+                f"the damaged files from a copy. {command('get', self._root, names[0])} reads what is left",
+                path=str(self._root / COMMIT_LOG),
+            )
 
     def refuse_foreign(self, *, but_exchanged: bool = False) -> None:
         """Raise `CorruptData` for a log file in which no queue finds a message, or several queues find other records in
