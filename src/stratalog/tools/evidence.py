@@ -289,6 +289,8 @@ class Evidence:
         self._names: dict[bytes, str] = {}
         self._named = set[str]()
         """Light queues that records name."""
+        self._unmatched = set[str]()
+        """Light queues with a unit that leads to no record of theirs at its offset."""
         self._offsets = self._sizes = np.empty(0, np.int64)
         """Of all whole records, in the log's order."""
 
@@ -471,7 +473,9 @@ class Evidence:
             column[mine] for column in (numbers, offsets, sizes, counts, files)
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
-        if not is_light(queue.key[0]):
+        if is_light(queue.key[0]):
+            self._unmatched |= {queue.key[0]} if not agrees.all() else set()
+        else:
             _count_files(self.led_to, offsets[self._is_covered(offsets)], self.file_size)
             _count_files(self.fitting_in, offsets[self._has_size(offsets, sizes)], self.file_size)
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
@@ -524,9 +528,15 @@ class Evidence:
         refuted = queue.offsets[~queue.supported & np.isin(queue.numbers, numbers)] if len(foreign) else foreign
         return len({*foreign.tolist(), *refuted.tolist()}) > 1
 
-    def refuse_both_ways(self) -> None:
-        """Raise `CorruptData` for a light queue to which messages were sent and that others name."""
-        if names := sorted(self._named.intersection(self._names.values())):
+    def take_topic(self, topic: str) -> None:
+        """Of a damaged record."""
+        self._names.setdefault(topic.encode("utf-8", "surrogateescape"), topic)
+
+    def refuse_both_ways(self, *, changes_log: bool) -> None:
+        """Raise `CorruptData` for a light queue to which messages were sent and that others name, where a record may be
+        damaged. Call it when damaged records were taken, too."""
+        names = sorted(self._named.intersection(self._names.values()))
+        if names and (changes_log or not self._unmatched.isdisjoint(names)):
             raise CorruptData(
                 f"messages were sent to {names[0]} and others name it in {MULTI_DISPATCH}: RocketMQ counts the offsets "
                 "of both from 0, so that nobody can tell which one a damaged record had. Nothing was changed; restore "

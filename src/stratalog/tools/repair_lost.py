@@ -616,6 +616,7 @@ class Judge:
         if record is None:
             return position + stored
         own = claim_of(record)
+        self._evidence.take_topic(own.topic)
         if self._is_likely(own) and self._is_near(position, own):
             self._heads[position] = own
         self._take_named(record.properties, position, stored)
@@ -641,6 +642,7 @@ class Judge:
         if found is None or record is None:
             return False
         claim, known = claim_of(record), self._claims_at(position)
+        self._evidence.take_topic(claim.topic)
         if not enters_queue(record.sys_flag):
             self._found.mends += [] if known else [Mend(position, found, claim, is_damaged=True)]
             return not known
