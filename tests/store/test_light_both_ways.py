@@ -164,3 +164,16 @@ def test_a_damaged_record_changes_no_other_or_repair_refuses(
     after, served = path.read_bytes(), _served(tmp_path)
     assert (after[:begin], after[end:]) == (data[:begin], data[end:])
     assert is_only or served == expected or plan.lost or plan.missing or plan.unplaced, served
+
+
+@pytest.mark.parametrize("ways", ["snnn", "nsss", "nsnns"])
+@pytest.mark.parametrize("unit", [1, 2])
+@pytest.mark.parametrize("position", [2, 5, 9, 15])
+def test_a_damaged_unit_is_built_again(ways: str, unit: int, position: int, tmp_path: Path) -> None:
+    expected = _put(tmp_path, ways)
+    path = tmp_path / CONSUME_QUEUE / QUEUE / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[unit * UNIT.size + position] ^= 1 << 2
+    path.write_bytes(data)
+    repair(plan_repair(tmp_path, settings=settings_of(LIGHT_KIND)))
+    assert _served(tmp_path) == expected

@@ -2,10 +2,12 @@
 
 import os
 import signal
+from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended."""
+_IMPORT_SECONDS = 0.001
 
 
 def end_at_ctrl_c() -> None:
@@ -17,7 +19,18 @@ def end_at_ctrl_c() -> None:
 def raise_at_ctrl_c() -> None:
     """From now on it is the command's to say what was done."""
     if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGALRM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`; in Python's import system, or in what it calls, a moment later: it would never let go
+    of a module's lock."""
+    inner = (frame, frame.f_back) if frame else ()
+    if any(one.f_code.co_filename.startswith("<frozen importlib") for one in inner if one):
+        signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
+    else:
+        raise KeyboardInterrupt
 
 
 def _end(number: int, frame: Any) -> None:

@@ -290,7 +290,7 @@ class Evidence:
         self._named = set[str]()
         """Light queues that records name."""
         self._unmatched = set[str]()
-        """Light queues with a unit that leads to no record of theirs at its offset."""
+        """Light queues with a unit that leads to a record that is not theirs, or not at that queue offset."""
         self._offsets = self._sizes = np.empty(0, np.int64)
         """Of all whole records, in the log's order."""
 
@@ -474,7 +474,8 @@ class Evidence:
         )  # fmt: skip
         agrees = self._support(queue, numbers, offsets, counts)
         if is_light(queue.key[0]):
-            self._unmatched |= {queue.key[0]} if not agrees.all() else set()
+            is_strange = ~agrees & np.isin(offsets, self._offsets)
+            self._unmatched |= {queue.key[0]} if is_strange.any() else set()
         else:
             _count_files(self.led_to, offsets[self._is_covered(offsets)], self.file_size)
             _count_files(self.fitting_in, offsets[self._has_size(offsets, sizes)], self.file_size)

@@ -343,7 +343,7 @@ class _LogPlan:
             if end > begin:  # a record's last bytes may be zeros
                 pieces.append((begin, begin - begin % self._file_size + self._file_size, end - begin))
         found = Judge(evidence, [*damages, tail], pieces, self._read, log_begin=log_begin).decide()
-        evidence.refuse_both_ways(changes_log=bool(pieces or found.mends))
+        evidence.refuse_both_ways(changes_log=bool(damages or found.mends))  # not for a torn end
         plan.scanned_size = found.scanned_size
         whole = [mend for mend in found.mends if not mend.is_damaged]
         stored = [self._record_at(mend.offset, len(mend.data)) for mend in whole]
