@@ -329,11 +329,12 @@ def load_queues(
         return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
+    there = list(queue_directories(root, names.CONSUME_QUEUE, disk))  # refused before anything is removed
     for name in filter(names.is_topic, disk.directories(above)):
         for unfinished in disk.files(above / name):
             if unfinished.endswith(UNFINISHED):
                 disk.remove(above / name / unfinished)
-    for topic, queue_id, _ in queue_directories(root, names.CONSUME_QUEUE, disk):
+    for topic, queue_id, _ in there:
         dispatcher.queue(topic, queue_id)
     if lock and snapshot and seal and snapshot.log_end_offset == seal.log_end_offset:
         _mark_replaced(snapshot, dispatcher, log)
