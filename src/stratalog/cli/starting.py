@@ -1,4 +1,4 @@
-"""Ctrl-C while the command line starts: modules are imported and the commands are built, and nothing was done yet."""
+"""Ctrl-C: while the command line starts and nothing was done yet, it ends at once; then it raises."""
 
 import os
 import signal
