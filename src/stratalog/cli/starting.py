@@ -24,13 +24,13 @@ def raise_at_ctrl_c() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`; in Python's import system, or in what it calls, a moment later: it would never let go
-    of a module's lock."""
-    inner = (frame, frame.f_back) if frame else ()
-    if any(one.f_code.co_filename.startswith("<frozen importlib") for one in inner if one):
-        signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
-    else:
+    """Raise `KeyboardInterrupt`; while a module is imported, after that: Python would keep the lock of the module, or
+    make another error of it."""
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is None:
         raise KeyboardInterrupt
+    signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
 
 
 def _end(number: int, frame: Any) -> None:
