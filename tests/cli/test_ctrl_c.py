@@ -68,7 +68,7 @@ for at in (*range(1, count, count // int(point_count)), *near_the_end):
 
 IMPORTING = "<frozen importlib._bootstrap>"
 """Where the import system takes the locks of modules."""
-RARE = pytest.mark.xfail(strict=False, reason="failed once in three runs before imports were waited for: not run often enough since")
+RARE = pytest.mark.xfail(strict=False, reason="failed before imports were waited for, and ran once since")
 
 
 @pytest.mark.parametrize(
