@@ -10,18 +10,13 @@ import sys
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
 from functools import partial
 from importlib import import_module
 from operator import methodcaller
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Self, TypeVar
 
-pools: Any
-try:  # it registers for forks: before `load_lock`, that is not while a fork waits
-    pools = import_module("concurrent.futures.thread")
-except RuntimeError:  # the main thread has returned
-    pools = None
+T = TypeVar("T")
 
 helpers: set[threading.Thread | int] = set()
 """Whoever waits for a thread adds it before it starts, and takes it out when it has ended. Or a thread adds its own
@@ -183,60 +178,76 @@ def imported(name: str) -> Any:
     return module
 
 
-def thread_pool(count: int, name: str) -> Executor:
-    """Threads for work that is awaited; once the main thread has returned, when there can be none, the caller's own."""
-    return _Threads(pools.ThreadPoolExecutor(count, name)) if pools else _Here()
+class Outcome(Generic[T]):
+    """Of work in another thread; awaited in C, as a lock of Python stays held where a signal handler raises."""
 
+    def __init__(self, work: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self._work = work
+        self._args = args
+        self._outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
-class _Outcome(Future[Any]):
-    """Awaited in C: a `Future` takes a lock in Python, which an exception from a signal handler leaves held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def run(self, work: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def run(self) -> None:
         try:
-            self._outcome.put((work(*args, **named), None))
+            self._outcome.put((self._work(*self._args), None))
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             self._outcome.put((None, error))
 
-    def result(self, timeout: float | None = None) -> Any:
-        result, error = outcome = self._outcome.get(timeout=timeout)
+    def result(self) -> T:
+        result, error = outcome = self._outcome.get()
         self._outcome.put(outcome)  # somebody else may ask
         if error:
             raise error
-        return result
+        return result  # type: ignore[return-value]
 
 
-class _Threads(Executor):
-    """Starts a thread `undisturbed`: one that runs is known to the pool, which waits for it."""
+class ThreadPool:
+    """Up to `count` threads for work that is awaited; where no more can be started, as the main thread has returned,
+    the caller's own. `concurrent.futures` starts threads and takes locks in Python at each `submit`."""
 
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
-        self._submit = undisturbed(pool.submit)
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._waiting: SimpleQueue[Outcome[Any] | None] = SimpleQueue()
 
-    def submit(self, work: Any, /, *args: Any, **named: Any) -> "Future[Any]":
-        outcome = _Outcome()
-        try:
-            self._submit(outcome.run, work, args, named)
-        except RuntimeError:
-            if not pools._shutdown:
-                raise
-            return _Here().submit(work, *args, **named)  # the main thread has returned: the pool takes no more
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.shutdown(cancel=kind is not None)
+
+    def submit(self, work: Callable[..., T], *args: Any) -> Outcome[T]:
+        if len(self._threads) < self._count:
+            self._start_one()
+        outcome = Outcome(work, args)
+        if self._threads:
+            self._waiting.put(outcome)
+        else:
+            outcome.run()
         return outcome
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+    def shutdown(self, *, cancel: bool = False) -> None:
+        """Wait until everything is done; `cancel` drops what nobody has begun."""
+        with contextlib.suppress(Empty):
+            while cancel:
+                self._waiting.get_nowait()
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            if thread.is_alive():  # one whose start was interrupted may begin later, and ends at once
+                thread.join()
 
-
-class _Here(Executor):
-    """Does at once what is submitted."""
-
-    def submit(self, work: Any, /, *args: Any, **named: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
+    def _start_one(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
         try:
-            future.set_result(work(*args, **named))
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            future.set_exception(error)
-        return future
+            start(thread)
+        except RuntimeError:
+            self._threads.remove(thread)
+            if threading.main_thread().is_alive():
+                raise
+
+    def _run(self) -> None:
+        while outcome := self._waiting.get():
+            outcome.run()
+            del outcome

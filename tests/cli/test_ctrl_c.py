@@ -72,7 +72,7 @@ IMPORTING = "<frozen importlib._bootstrap>"
 
 @pytest.mark.parametrize(
     ("command", "point_count", "where"),
-    [("--help", 16, ""), ("inspect", 6, ""), ("inspect", 8, IMPORTING)],
+    [("--help", 12, ""), ("inspect", 4, ""), ("inspect", 6, IMPORTING)],
 )
 def test_it_ends_with_one_line_wherever_it_comes(
     command: str, point_count: int, where: str, small_store: Path, tmp_path: Path

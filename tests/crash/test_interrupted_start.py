@@ -20,7 +20,7 @@ from crash.interrupts import Dropped, Injector, unraisable_dropped
 from store.model import QUIET, SMALL
 from stratalog import helpers
 from stratalog.errors import StoreLocked
-from stratalog.helpers import imported, thread_pool
+from stratalog.helpers import ThreadPool, imported
 from stratalog.store import commit_log, next_files, opening, snapshot, worker
 from stratalog.store.disk import Disk
 from stratalog.store.flush import Periodic
@@ -51,7 +51,7 @@ def roll(store: MessageStore) -> None:
 
 def pool(store: MessageStore) -> None:
     """Waiting for the threads is not looked at: `Future.result` and `Thread.join` are Python."""
-    threads = thread_pool(2, "stratalog-test")
+    threads = ThreadPool(2, "stratalog-test")
     try:
         for _ in range(2):
             threads.submit(time.sleep, 0.002)

@@ -11,7 +11,7 @@ import pytest
 
 from store.conftest import OpenStore
 from stratalog.errors import StoreClosed
-from stratalog.helpers import thread_pool
+from stratalog.helpers import ThreadPool
 from stratalog.store import log_scan
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.log_scan import LogScan
@@ -26,7 +26,7 @@ def test_a_result_is_awaited_without_a_lock_of_python(monkeypatch: pytest.Monkey
         return enter(condition)
 
     monkeypatch.setattr(threading.Condition, "__enter__", noted)
-    with thread_pool(1, "worker") as pool:
+    with ThreadPool(1, "worker") as pool:
         awaited = [pool.submit(lambda: time.sleep(0.05) or 5), pool.submit(lambda: 1 // 0)]
         assert [awaited[0].result(), awaited[0].result()] == [5, 5]
         with pytest.raises(ZeroDivisionError):

@@ -51,15 +51,16 @@ def test_a_store_is_opened_after_the_main_thread_has_returned(when: str, loaded:
 
 
 POOL = """
-import threading, time
-from stratalog.helpers import thread_pool
+import threading
+from stratalog.helpers import ThreadPool
 def work():
-    with thread_pool(2, "stratalog-test") as pool:
+    with ThreadPool(2, "stratalog-test") as pool:
         assert pool.submit(threading.current_thread).result() is not threading.current_thread()
         threading.main_thread().join()
-        while pool.submit(threading.current_thread).result() is not threading.current_thread():
-            time.sleep(0.001)
-        print("done")
+        assert [pool.submit(pow, number, 2).result() for number in range(3)] == [0, 1, 4]
+    with ThreadPool(2, "stratalog-test") as pool:
+        assert [pool.submit(pow, number, 2).result() for number in range(3)] == [0, 1, 4]
+    print("done")
 threading.Thread(target=work).start()
 """
 

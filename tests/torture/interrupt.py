@@ -51,7 +51,7 @@ LARGE_FILES = {"mapped_file_size_commit_log": 8 << 20}
 """The next file is made ahead, on a thread."""
 BUSY = {"flush_interval_commit_log": 1, "flush_interval_consume_queue": 1, "beside": 3}
 HANG_S = 20.0
-SAMPLE = 3
+SAMPLE = 2
 LIGHT = ("%LMQ%a", "%LMQ%b")
 Key = tuple[str, int]
 
@@ -491,7 +491,7 @@ def handlers(torture: Torture, row: Row) -> None:
         for _ in range(2):
             counted = Injector(0)
             course(scene, lambda counted=counted: counted, False)
-        for call in CALLS if torture.full else torture.chance("handlers", name).sample(list(CALLS), 2):
+        for call in CALLS if torture.full else torture.chance("handlers", name).sample(list(CALLS), 1):
             operation = CALLS[call]
             count = min(torture.count(1, 40), len(counted.points))
             for number in sorted(torture.chance("handlers", f"{call} in {name}").sample(counted.points, count)):

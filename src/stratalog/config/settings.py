@@ -98,15 +98,19 @@ class StoreSettings:
     @classmethod
     def make(cls, given: Mapping[str, Any]) -> Self:
         """Settings from keywords. Raises `ConfigurationError` for an unknown name or a value out of range."""
-        return cls().override(given)
+        return cls(**cls._known(given))
 
     def override(self, given: Mapping[str, Any]) -> Self:
         """These settings with others in place of those that are given. Raises as `make` does."""
-        known = {field.name for field in fields(self)}
+        return replace(self, **self._known(given))
+
+    @classmethod
+    def _known(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
                 raise ConfigurationError(f"unknown setting {shown(name)}; known are {', '.join(sorted(known))}")
-        return replace(self, **given)
+        return given
 
     def __post_init__(self) -> None:
         """Raises `ConfigurationError` for a value out of range."""

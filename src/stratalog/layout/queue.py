@@ -83,8 +83,12 @@ def hide_lost(units: bytes) -> bytes:
 def sound_count(units: NDArray[Any], newest: int) -> tuple[int, int]:
     """How many units, plain ones or those of batches, come before the first that is zeros or points to a record that is
     not newer than `newest` and those of the units before it; and the newest log offset among them."""
-    sizes, offsets = units["size"], units["commit_log_offset"].astype(np.int64)
+    sizes, offsets = units["size"].astype(np.int32), units["commit_log_offset"].astype(np.int64)
+    if not len(units):
+        return 0, newest
     own = ~fillers(units)
+    if own.all() and sizes.min() > 0 and offsets[0] > newest and (offsets[1:] > offsets[:-1]).all():
+        return len(units), int(offsets[-1])
     before = np.maximum.accumulate(np.concatenate(([newest], np.where(own, offsets, -1))))
     unsound = np.flatnonzero((sizes <= 0) | (own & (offsets <= before[:-1])))
     count = int(unsound[0]) if unsound.size else len(units)

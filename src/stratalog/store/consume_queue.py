@@ -186,8 +186,10 @@ class ConsumeQueue:
         self.end_offset += len(units) // UNIT.size
 
     def _with_old(self, units: bytes | memoryview, is_own: IsOwn) -> bytes | memoryview:
-        now = np.frombuffer(units, UNIT.dtype)
-        places = self._old_places(len(now))
+        stored = self._old_units(len(units) // UNIT.size)
+        if stored == bytes(units[: len(stored)]):
+            return units
+        now, places = np.frombuffer(units, UNIT.dtype), np.frombuffer(stored, UNIT.dtype)["commit_log_offset"]
         others = np.flatnonzero((now["commit_log_offset"][: len(places)] != places) & ~fillers(now[: len(places)]))
         if not others.size:
             return units
@@ -198,11 +200,10 @@ class ConsumeQueue:
                 merged[number] = old
         return merged.tobytes()
 
-    def _old_places(self, count: int) -> NDArray[np.int64]:
-        """Log offsets in the old units from the end on."""
+    def _old_units(self, count: int) -> bytes:
+        """Up to `count` old units from the end on."""
         count = min(count, self._old_end - self.end_offset)
-        stored = self._files.read(self.end_offset * UNIT.size, count * UNIT.size)
-        return np.frombuffer(stored, UNIT.dtype)["commit_log_offset"]
+        return self._files.read(self.end_offset * UNIT.size, count * UNIT.size)
 
     def newest(self) -> tuple[int, int, int]:
         """The unit before the end as it is stored, filler or not; there must be one."""

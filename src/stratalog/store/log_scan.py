@@ -9,7 +9,6 @@ import os
 import shlex
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData, command
-from stratalog.helpers import thread_pool
+from stratalog.helpers import Outcome, ThreadPool
 from stratalog.kernels.scan import ANY_OFFSET, TRUST, VERIFY, ScanStatus, find_record, scan
 from stratalog.layout.message import BLANK, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, decode_record
 from stratalog.layout.names import offset_name, offset_of
@@ -34,7 +33,7 @@ _PIECES_AT_FIRST = 32
 _THREADS_MAX = 8
 _CHUNK_RECORDS = 1 << 13
 _REACH = 8 << 20
-_ZERO_CHUNK = 1 << 20
+_ZERO_CHUNK = 1 << 16
 _SECTOR_SIZE = 512
 
 
@@ -112,22 +111,22 @@ class LogScan:
         self._ends_at = ends_at
         self.found = Verified(start)
         self._threads = min(_THREADS_MAX, os.cpu_count() or 1)
-        self._pool = thread_pool(self._threads, "stratalog-scan")
+        self._pool = ThreadPool(self._threads, "stratalog-scan")
         self._pieces = self._cut() if stop - start > _PIECE_SIZE else iter(())
-        self._ahead: deque[tuple[_Piece, Future[_Walked]]] = deque()
+        self._ahead: deque[tuple[_Piece, Outcome[_Walked]]] = deque()
 
     def __enter__(self) -> Self:
         try:
             self._walk_ahead(_PIECES_AT_FIRST)
         except BaseException:  # of a signal handler, too: what is walked is unmapped soon
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(cancel=True)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel=True)
 
     def run(self) -> Verified:
         """Walk. Raises `CorruptData` when the log ends before `vouched_end`."""
@@ -385,10 +384,10 @@ def first_torn(file: MappedFile, positions: NDArray[np.int64], sizes: NDArray[np
     """
     ends = positions + sizes
     view = file.view
-    may_be_torn = ends % _SECTOR_SIZE == 0
+    may_be_torn = ends & (_SECTOR_SIZE - 1) == 0  # five times as fast as a division
     may_be_torn[len(ends) - 1 :] |= status not in (ScanStatus.FULL, ScanStatus.BLANK, ScanStatus.END)
-    for number in np.flatnonzero(may_be_torn & (view[ends - 1] == 0)).tolist():
-        if decode_record(view.data, int(positions[number]), verify=False).properties:
+    for number in np.flatnonzero(may_be_torn).tolist():
+        if not view[ends[number] - 1] and decode_record(view.data, int(positions[number]), verify=False).properties:
             return int(number)
     return len(positions)
 

@@ -23,6 +23,7 @@ _INDEX_STEP_MS = 1000
 """The index knows seconds only: a message may be this much younger than its item says."""
 _KEYS_AT_ONCE = 512
 """Keys of one native call, 0.5 ms: other threads wait meanwhile."""
+_REPLACEMENT = "\ufffd"
 
 
 @cache
@@ -68,11 +69,6 @@ def with_ranges(hits: list[Message], ranges: Sequence[tuple[int, CorruptData]]) 
     return Hits.of(known, more=known.more, damaged=[*known.damaged, *unseen])
 
 
-def _is_plain(key: str) -> bool:
-    """Whether compiled code may compare a key with stored bytes: what is no UTF-8 there is read as U+FFFD."""
-    return "\ufffd" not in key
-
-
 class HitsByKey(dict[str, list[Message]]):
     """The intact messages that a query found for each key, oldest first; a `Hits` where there is more to say."""
 
@@ -114,7 +110,9 @@ class Lookup:
         found: list[list[Message]] = []
         while len(found) < len(keys):
             some = keys[len(found) : len(found) + _KEYS_AT_ONCE]
-            asked = list(takewhile(_is_plain, some))
+            asked = some
+            if _REPLACEMENT in "".join(some):  # compiled code compares stored bytes, of which others are read as it
+                asked = list(takewhile(lambda key: _REPLACEMENT not in key, some))
             newest = self._natively(topic, asked, begin, end, limit + 1) if asked and ready_or_started() else []
             for number, hits in enumerate(newest):
                 if len(hits) > 1 or not limit:

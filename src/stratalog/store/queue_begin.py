@@ -48,6 +48,8 @@ QUEUE_LAYOUTS = {CONSUME_QUEUE: UNIT, BATCH_CONSUME_QUEUE: BATCH_UNIT}
 """Trees of queue files, and the layout of the units that belong there."""
 _CHUNK_RECORDS = 1 << 13
 _UNITS_ASKED = 8
+_AT_ONCE = 4096
+"""Units that are read at a time by who seeks the first ones."""
 
 
 class QueueBegin(NamedTuple):
@@ -116,27 +118,31 @@ def record_at(root: Path, commit_log_offset: int, disk: Disk) -> Record | None:
     return None
 
 
-def _stored(directory: Path, layout: Layout, disk: Disk) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """First byte and units of each file of a queue."""
+def _stored(directory: Path, layout: Layout, disk: Disk, *, at_once: int = 0) -> Iterator[tuple[int, NDArray[np.void]]]:
+    """First byte and units of each file of a queue, or of each `at_once` units of it."""
     for name in disk.files(directory):
         start = offset_of(name)
         if start is None or start % layout.size:
             continue
         file = disk.open(directory / name)
         try:
-            stored = file.read(0, -(-file.data_end() // layout.size) * layout.size)
+            count = -(-file.data_end() // layout.size)
+            step = at_once or max(count, 1)
+            for first in range(0, max(count, 1), step):
+                stored = file.read(first * layout.size, min(step, count - first) * layout.size)
+                units = np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
+                yield start + first * layout.size, units
         finally:
             file.close()
-        yield start, np.frombuffer(stored, layout.dtype, len(stored) // layout.size)
 
 
 def written_units(
-    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False
+    directory: Path, layout: Layout, disk: Disk, *, damaged: bool = False, at_once: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], ...]]:
-    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue; those in front of
-    its first message are left out. Those that no store can have written have size 0; they are left out unless
-    `damaged`."""
-    for start, units in _stored(directory, layout, disk):
+    """Queue offset, log offset, size, batch size and tags code of the units in each file of a queue, or of each
+    `at_once` units of it; those in front of its first message are left out. Those that no store can have written have
+    size 0; they are left out unless `damaged`, for which a file is looked at as a whole."""
+    for start, units in _stored(directory, layout, disk, at_once=0 if damaged else at_once):
         numbers, counts = start // layout.size + np.arange(len(units)), np.zeros(len(units), np.int64)
         sound = (units["size"] > 0) & (units["commit_log_offset"] >= 0)
         used = (units["size"] != 0) | (units["commit_log_offset"] != 0)
@@ -180,7 +186,7 @@ def first_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> 
 
 def _live_units(directory: Path, layout: Layout, log_begin: int, disk: Disk) -> Iterator[LiveUnit]:
     lost_begin = OFFSETS_END if log_begin or layout is UNIT else 0  # no units stand in front of those of batches
-    for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk):
+    for numbers, offsets, sizes, counts, tags_codes in written_units(directory, layout, disk, at_once=_AT_ONCE):
         is_lost = tags_codes == LOST_TAGS_CODE
         lost_begin = min(lost_begin, int(numbers[is_lost].min(initial=OFFSETS_END)))
         led = np.flatnonzero((offsets >= log_begin) & ~is_lost)

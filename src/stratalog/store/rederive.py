@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.helpers import thread_pool
+from stratalog.helpers import Outcome, ThreadPool
 from stratalog.store.disk import ClockNs
 from stratalog.store.dispatch import Dispatcher
 from stratalog.store.index_file import Index
@@ -61,10 +60,10 @@ class Meter:
 class _IndexBeside:
     """Fills the index in a thread of its own, a few chunks after the dispatcher: they are in the cache still."""
 
-    def __init__(self, index: Index, pool: Executor) -> None:
+    def __init__(self, index: Index, pool: ThreadPool) -> None:
         self._index = index
         self._pool = pool
-        self._under_way: deque[Future[None]] = deque()
+        self._under_way: deque[Outcome[None]] = deque()
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """What `Index.put` does, later; raises what an earlier one raised."""
@@ -84,7 +83,7 @@ class _IndexBeside:
             self._under_way.popleft().result()
 
     @staticmethod
-    def _do(before: Future[None] | None, work: Callable[..., None], *args: object) -> None:
+    def _do(before: Outcome[None] | None, work: Callable[..., None], *args: object) -> None:
         if before:
             before.result()  # nothing is entered after what failed
         work(*args)
@@ -111,7 +110,7 @@ class Rebuild:
             self._dispatch(spans, self._keep)
             return
         try:
-            with self._index.in_bulk(), thread_pool(1, "stratalog-index") as pool:
+            with self._index.in_bulk(), ThreadPool(1, "stratalog-index") as pool:
                 beside = _IndexBeside(self._index, pool)
                 self._dispatcher.put_keys = beside.put
 

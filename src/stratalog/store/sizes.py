@@ -22,6 +22,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
+from functools import lru_cache
 from itertools import pairwise
 from math import gcd
 from pathlib import Path
@@ -324,13 +325,18 @@ def noted_fault(root: Path, disk: Disk) -> str | None:
     return None
 
 
-def _stored_notes(root: Path, disk: Disk) -> dict[str, int]:
+def _stored_notes(root: Path, disk: Disk) -> Mapping[str, int]:
     """Raises `CorruptData`."""
     content = disk.read(root / names.SIZES)
     if not content:
         if content is None:
             return {}
         raise CorruptData("an empty file")
+    return _decoded_notes(content)
+
+
+@lru_cache
+def _decoded_notes(content: bytes) -> Mapping[str, int]:
     try:
         noted = msgspec.json.decode(content, type=dict[str, int])
         StoreSettings.make({name.removeprefix(_GUESSED): size for name, size in noted.items()})
@@ -420,6 +426,7 @@ def _usual_size(name: str, files: Sequence[_File], noted: Mapping[str, int]) -> 
     return usual
 
 
+@lru_cache
 def _is_allowed(name: str, size: int) -> bool:
     with contextlib.suppress(ConfigurationError):
         StoreSettings.make({name: size})

@@ -7,7 +7,6 @@ lock. A file that is missing in the middle takes part as one without a record.
 import os
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratalog.errors import CorruptData
-from stratalog.helpers import thread_pool
+from stratalog.helpers import Outcome, ThreadPool
 from stratalog.kernels.scan import VERIFY, ScanStatus, scan
 from stratalog.layout.message import HEAD, PROPERTIES_LENGTH, decode_record, queue_offset_limit
 from stratalog.layout.names import (
@@ -111,18 +110,14 @@ def _surveys(
     files: Iterator[tuple[Path, int]], look: Callable[[Path, int], FileSurvey], threads: int | None
 ) -> Iterator[FileSurvey]:
     count = threads or min(os.cpu_count() or 1, _THREADS_MAX)
-    with thread_pool(count, "stratalog-survey") as pool:
-        ahead: deque[Future[FileSurvey]] = deque()
-        try:
-            for path, start in files:
-                ahead.append(pool.submit(look, path, start))
-                if len(ahead) > count:
-                    yield ahead.popleft().result()
-            while ahead:
+    with ThreadPool(count, "stratalog-survey") as pool:
+        ahead: deque[Outcome[FileSurvey]] = deque()
+        for path, start in files:
+            ahead.append(pool.submit(look, path, start))
+            if len(ahead) > count:
                 yield ahead.popleft().result()
-        finally:
-            for waiting in ahead:
-                waiting.cancel()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _expected_files(

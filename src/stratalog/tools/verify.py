@@ -22,7 +22,7 @@ import numpy as np
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StratalogError, counted
-from stratalog.helpers import thread_pool
+from stratalog.helpers import ThreadPool
 from stratalog.layout.message import LOST_FLAG, decode_record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
 from stratalog.layout.properties import may_be_overwritten
@@ -169,7 +169,7 @@ def _verify(
     )
     cut, known_end = dict[int, _Cut](), partial(_known_end, root, settings, disk, is_closed=report.clean)
     with closing(queues):
-        with thread_pool(len(checks), "stratalog-verify") as pool:
+        with ThreadPool(len(checks), "stratalog-verify") as pool:
             for chunk in _chunks(surveys, report, known_end, misnamed, cut):
                 report.record_count += len(chunk.positions)
                 for done in [pool.submit(check.check, chunk) for check in checks]:
