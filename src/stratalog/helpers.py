@@ -18,6 +18,9 @@ from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
+with contextlib.suppress(RuntimeError):  # the main thread has returned
+    import_module("concurrent.futures.thread")  # it and `logging` register for forks: not while one waits for us
+
 helpers: set[threading.Thread | int] = set()
 """Whoever waits for a thread adds it before it starts, and takes it out when it has ended. Or a thread adds its own
 identifier for a while."""
@@ -179,25 +182,30 @@ def imported(name: str) -> Any:
 
 
 class Outcome(Generic[T]):
-    """Of work in another thread; awaited in C, as a lock of Python stays held where a signal handler raises."""
+    """Of work in another thread; awaited in C by one thread, as a lock of Python stays held where a signal handler
+    raises."""
 
-    def __init__(self, work: Callable[..., T], args: tuple[Any, ...]) -> None:
-        self._work = work
-        self._args = args
-        self._outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    def __init__(self) -> None:
+        self._found: tuple[T | None, BaseException | None] | None = None
+        self._is_over: SimpleQueue[None] = SimpleQueue()
 
-    def run(self) -> None:
+    def run(self, work: Callable[..., T], args: tuple[Any, ...]) -> None:
         try:
-            self._outcome.put((self._work(*self._args), None))
+            self._found = work(*args), None
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            self._outcome.put((None, error))
+            self._found = None, error
+        self._is_over.put(None)
 
     def result(self) -> T:
-        result, error = outcome = self._outcome.get()
-        self._outcome.put(outcome)  # somebody else may ask
+        while self._found is None:
+            self._is_over.get()
+        result, error = self._found
         if error:
             raise error
         return result  # type: ignore[return-value]
+
+
+_Work = tuple[Outcome[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class ThreadPool:
@@ -208,7 +216,7 @@ class ThreadPool:
         self._count = count
         self._name = name
         self._threads: list[threading.Thread] = []
-        self._waiting: SimpleQueue[Outcome[Any] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -219,26 +227,33 @@ class ThreadPool:
     def submit(self, work: Callable[..., T], *args: Any) -> Outcome[T]:
         if len(self._threads) < self._count:
             self._start_one()
-        outcome = Outcome(work, args)
+        outcome: Outcome[T] = Outcome()
         if self._threads:
-            self._waiting.put(outcome)
+            self._waiting.put((outcome, work, args))
         else:
-            outcome.run()
+            outcome.run(work, args)
         return outcome
 
     def shutdown(self, *, cancel: bool = False) -> None:
         """Wait until everything is done; `cancel` drops what nobody has begun."""
-        with contextlib.suppress(Empty):
-            while cancel:
-                self._waiting.get_nowait()
-        for _ in self._threads:
-            self._waiting.put(None)
+        self._end(cancel=cancel)
         for thread in self._threads:
             if thread.is_alive():  # one whose start was interrupted may begin later, and ends at once
                 thread.join()
 
+    def _end(self, *, cancel: bool) -> None:
+        with contextlib.suppress(Empty):
+            while cancel:
+                self._waiting.get_nowait()
+        for _ in range(self._count):
+            self._waiting.put(None)
+
+    def __del__(self) -> None:
+        self._end(cancel=True)  # a signal handler may have raised in `shutdown`
+
     def _start_one(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=_work, args=(self._waiting,), name=name, daemon=True)
         self._threads.append(thread)
         try:
             start(thread)
@@ -247,7 +262,9 @@ class ThreadPool:
             if threading.main_thread().is_alive():
                 raise
 
-    def _run(self) -> None:
-        while outcome := self._waiting.get():
-            outcome.run()
-            del outcome
+
+def _work(waiting: "SimpleQueue[_Work | None]") -> None:
+    while taken := waiting.get():
+        outcome, work, args = taken
+        outcome.run(work, args)
+        del taken, outcome, work, args

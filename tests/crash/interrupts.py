@@ -9,7 +9,6 @@ which no handler of an enclosing `with` covers; and the begin and the end of an 
 the exception that it handles in the thread's `sys.exc_info()` for good, as the `__context__` of all that follow.
 """
 
-import concurrent.futures.thread
 import contextlib
 import dis
 import gc
@@ -25,12 +24,13 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
 import stratalog
+from stratalog import helpers
 
 TRACED = (
     str(Path(stratalog.__file__).parent / "store"),
     str(Path(stratalog.__file__).parent / "tools"),
     str(Path(stratalog.__file__).parent / "kernels"),
-    *(module.__file__ or "" for module in (threading, contextlib, concurrent.futures.thread)),
+    *(module.__file__ or "" for module in (threading, contextlib, helpers)),
 )
 VISITS_MAX = 2
 """A loop's later turns are like its second."""

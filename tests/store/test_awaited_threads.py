@@ -1,12 +1,15 @@
 """Threads that a call waits for, where an exception from a signal handler comes between."""
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from store.conftest import OpenStore
@@ -15,6 +18,7 @@ from stratalog.helpers import ThreadPool
 from stratalog.store import log_scan
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.log_scan import LogScan
+from stratalog.store.rederive import _IndexBeside
 
 
 def test_a_result_is_awaited_without_a_lock_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +91,38 @@ def test_an_import_lock_that_importlib_left_held_stops_no_first_use(tmp_path: Pa
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
+
+
+def test_what_was_done_keeps_nothing_that_it_was_given() -> None:
+    """A long rebuild waits for the newest pieces only, and must not hold the positions of all records."""
+
+    class Given:
+        pass
+
+    given, kept = [Given() for _ in range(3)], list[Any]()
+    gone = [weakref.ref(one) for one in given]
+    with ThreadPool(1, "worker") as pool:
+        kept += [pool.submit(isinstance, given.pop(), Given) for _ in range(3)]
+        assert [outcome.result() for outcome in kept] == [True] * 3
+        pool.submit(gc.collect).result()
+        assert [one() for one in gone] == [None] * 3
+
+
+def test_nothing_is_indexed_after_what_failed(open_store: OpenStore) -> None:
+    entered = list[int]()
+
+    def put(address: int, positions: Any, count: int, base_offset: int) -> None:
+        entered.append(base_offset)
+        if base_offset == 1:
+            raise ZeroDivisionError
+
+    store = open_store()
+    with ThreadPool(1, "worker") as pool:
+        beside = _IndexBeside(store.index, pool)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store.index, "put", put)
+            for number in range(4):
+                beside.put(0, np.zeros(1, np.int64), 1, number)
+            with pytest.raises(ZeroDivisionError):
+                beside.finish()
+    assert entered == [0, 1]

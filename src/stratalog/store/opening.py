@@ -22,6 +22,7 @@ from stratalog.errors import (
     CorruptData,
     DiskFull,
     NotAStore,
+    StoreClosed,
     StoreFailed,
     StoreUnavailable,
     StratalogError,
@@ -114,6 +115,8 @@ def open_store(
             for store in made:
                 try:
                     store.release()
+                except StoreClosed:
+                    pass  # it is the parent's: this is a forked child
                 except BaseException:  # a signal handler raised again: nobody else can release what the store holds
                     store.release()
                     raise

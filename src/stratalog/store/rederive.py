@@ -58,12 +58,13 @@ class Meter:
 
 
 class _IndexBeside:
-    """Fills the index in a thread of its own, a few chunks after the dispatcher: they are in the cache still."""
+    """Fills the index in the thread of a pool, a few chunks after the dispatcher: they are in the cache still."""
 
     def __init__(self, index: Index, pool: ThreadPool) -> None:
         self._index = index
         self._pool = pool
         self._under_way: deque[Outcome[None]] = deque()
+        self._has_failed = False
 
     def put(self, address: int, positions: NDArray[np.int64], count: int, base_offset: int) -> None:
         """What `Index.put` does, later; raises what an earlier one raised."""
@@ -77,16 +78,18 @@ class _IndexBeside:
             self._under_way.popleft().result()
 
     def _after_others(self, work: Callable[..., None], *args: object) -> None:
-        before = self._under_way[-1] if self._under_way else None
-        self._under_way.append(self._pool.submit(self._do, before, work, *args))
+        self._under_way.append(self._pool.submit(self._do, work, *args))
         if len(self._under_way) > _CHUNKS_BEHIND_MAX:
             self._under_way.popleft().result()
 
-    @staticmethod
-    def _do(before: Outcome[None] | None, work: Callable[..., None], *args: object) -> None:
-        if before:
-            before.result()  # nothing is entered after what failed
-        work(*args)
+    def _do(self, work: Callable[..., None], *args: object) -> None:
+        if self._has_failed:  # nothing is entered after that
+            return
+        try:
+            work(*args)
+        except BaseException:
+            self._has_failed = True
+            raise
 
 
 class Rebuild:

@@ -43,8 +43,8 @@ class _Expected:
         self.begin: QueueBegin | None = None
         self.end = self.newest = 0
         """The queue offset after the last unit's, and that unit's log offset."""
-        self.begun: set[bool] = set()
-        """Of a light queue: whether messages `is_sent_to` it, others, or both were at queue offset 0."""
+        self.ends = {True: 0, False: 0}
+        """Of a light queue: the highest end of messages that were sent to it, and of those that name it."""
         self.left_out: list[int] = []
         """Log offsets of the records whose place another one has."""
 
@@ -137,15 +137,15 @@ class SpecialQueues:
             queue.units += UNIT.pack(record.commit_log_offset, record.total_size, _tags_code(record))
         else:
             queue.left_out.append(record.commit_log_offset)
-            if not queue_offset and is_own in queue.begun:
+            if queue_offset < queue.ends[is_own]:
                 self._report.add(
                     Problem(
                         "log", path, position, f"offset {queue.end:,} or a later one in queue {topic}/{LIGHT_QUEUE_ID}",
-                        "0, which a record before it has; the message is not in that queue", passed_over_step(0),
+                        f"{queue_offset:,}, though a record before it has that or a later one; the message is not in "
+                        "that queue", passed_over_step(queue_offset),
                     )
                 )  # fmt: skip
-        if not queue_offset:
-            queue.begun.add(is_own)
+        queue.ends[is_own] = max(queue.ends[is_own], queue_offset + 1)
 
     def _take_gap(self, key: tuple[str, int], queue: _Expected, first: int, end: int, record: Record) -> None:
         """The next record of a queue has the offsets [first, end)."""
