@@ -16,6 +16,11 @@ from operator import methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
+from stratalog.errors import StoreClosed
+
+_LOOK_AGAIN_S = 0.2
+"""Who waits for another thread looks so often whether a signal handler forked, and this is the child."""
+
 T = TypeVar("T")
 
 with contextlib.suppress(RuntimeError):  # the main thread has returned
@@ -62,6 +67,39 @@ def _free_import_lock() -> None:
             _imp.release_lock()
 
 
+class Outcome(Generic[T]):
+    """Of work in another thread; awaited in C by one thread, as a lock of Python stays held where a signal handler
+    raises."""
+
+    def __init__(self) -> None:
+        self._found: tuple[T | None, BaseException | None] | None = None
+        self._is_over: SimpleQueue[None] = SimpleQueue()
+        self._process = os.getpid()
+
+    def run(self, work: Callable[..., T], args: tuple[Any, ...] = ()) -> None:
+        try:
+            self._found = work(*args), None
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._found = None, error
+        self._is_over.put(None)
+
+    def result(self) -> T:
+        """Raises `StoreClosed` in a child that a signal handler forked meanwhile, which does not have the thread."""
+        while self._found is None:
+            with contextlib.suppress(Empty):
+                self._is_over.get(timeout=_LOOK_AGAIN_S)
+                continue
+            if os.getpid() != self._process:
+                raise StoreClosed(f"this was begun by process {self._process} before os.fork(): begin it again here")
+        result, error = self._found
+        try:
+            if error:
+                raise error
+            return result  # type: ignore[return-value]
+        finally:
+            del error  # its traceback leads here
+
+
 def start(thread: threading.Thread) -> None:
     """Start a thread of the package where no signal handler runs. `Thread.start` is Python: a handler that raises there
     leaves a thread that half runs, and comes out as a `KeyError`. One that raises here may find it started later."""
@@ -69,20 +107,14 @@ def start(thread: threading.Thread) -> None:
         thread.start()
         return
     _free_import_lock()
-    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+    outcome: Outcome[None] = Outcome()
 
     def start_it() -> None:
-        failure: BaseException | None = None
-        try:
-            with _helping():
-                thread.start()
-        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
-            failure = error
-        outcome.put(failure)
+        with _helping():
+            thread.start()
 
-    start_new_thread(start_it, ())
-    if failure := outcome.get():
-        raise failure
+    start_new_thread(outcome.run, (start_it,))
+    outcome.result()
 
 
 def undisturbed(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,31 +213,28 @@ def imported(name: str) -> Any:
     return module
 
 
-class Outcome(Generic[T]):
-    """Of work in another thread; awaited in C by one thread, as a lock of Python stays held where a signal handler
-    raises."""
+_Work = tuple[Outcome[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+class _Threads:
+    """What a pool shares with its threads, which do not keep the pool itself."""
 
     def __init__(self) -> None:
-        self._found: tuple[T | None, BaseException | None] | None = None
-        self._is_over: SimpleQueue[None] = SimpleQueue()
+        self.waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self.is_closed = False
+        self.running: set[int] = set()
+        self.ended: SimpleQueue[None] = SimpleQueue()
 
-    def run(self, work: Callable[..., T], args: tuple[Any, ...]) -> None:
+    def run(self) -> None:
+        self.running.add(ident := threading.get_ident())
         try:
-            self._found = work(*args), None
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            self._found = None, error
-        self._is_over.put(None)
-
-    def result(self) -> T:
-        while self._found is None:
-            self._is_over.get()
-        result, error = self._found
-        if error:
-            raise error
-        return result  # type: ignore[return-value]
-
-
-_Work = tuple[Outcome[Any], Callable[..., Any], tuple[Any, ...]]
+            while not self.is_closed and (taken := self.waiting.get()):
+                outcome, work, args = taken
+                outcome.run(work, args)
+                del taken, outcome, work, args
+        finally:
+            self.running.discard(ident)
+            self.ended.put(None)
 
 
 class ThreadPool:
@@ -215,56 +244,54 @@ class ThreadPool:
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
-        self._threads: list[threading.Thread] = []
-        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._started = 0
+        self._process = os.getpid()
+        self._threads = _Threads()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.shutdown(cancel=kind is not None)
+    def __exit__(self, *failure: object) -> None:
+        self.shutdown()
 
     def submit(self, work: Callable[..., T], *args: Any) -> Outcome[T]:
-        if len(self._threads) < self._count:
+        if self._started < self._count:
             self._start_one()
         outcome: Outcome[T] = Outcome()
-        if self._threads:
-            self._waiting.put((outcome, work, args))
+        if self._started:
+            self._threads.waiting.put((outcome, work, args))
         else:
             outcome.run(work, args)
         return outcome
 
-    def shutdown(self, *, cancel: bool = False) -> None:
-        """Wait until everything is done; `cancel` drops what nobody has begun."""
-        self._end(cancel=cancel)
-        for thread in self._threads:
-            if thread.is_alive():  # one whose start was interrupted may begin later, and ends at once
-                thread.join()
+    def shutdown(self) -> None:
+        """Drop what nobody has begun, and wait until the rest is done, also where signal handlers raise meanwhile: what
+        it works on is unmapped next."""
+        self._close()
+        try:
+            while self._threads.running and os.getpid() == self._process:
+                with contextlib.suppress(Empty):
+                    self._threads.ended.get(timeout=_LOOK_AGAIN_S)
+        except BaseException:
+            self.shutdown()
+            raise
 
-    def _end(self, *, cancel: bool) -> None:
+    def _close(self) -> None:
+        self._threads.is_closed = True  # one whose start was interrupted may begin later, and ends at once
         with contextlib.suppress(Empty):
-            while cancel:
-                self._waiting.get_nowait()
+            while True:
+                self._threads.waiting.get_nowait()
         for _ in range(self._count):
-            self._waiting.put(None)
+            self._threads.waiting.put(None)
 
     def __del__(self) -> None:
-        self._end(cancel=True)  # a signal handler may have raised in `shutdown`
+        self._close()  # `shutdown` may have been interrupted as it began
 
     def _start_one(self) -> None:
-        name = f"{self._name}-{len(self._threads)}"
-        thread = threading.Thread(target=_work, args=(self._waiting,), name=name, daemon=True)
-        self._threads.append(thread)
+        name = f"{self._name}-{self._started}"
         try:
-            start(thread)
+            start(threading.Thread(target=self._threads.run, name=name, daemon=True))
+            self._started += 1
         except RuntimeError:
-            self._threads.remove(thread)
             if threading.main_thread().is_alive():
                 raise
-
-
-def _work(waiting: "SimpleQueue[_Work | None]") -> None:
-    while taken := waiting.get():
-        outcome, work, args = taken
-        outcome.run(work, args)
-        del taken, outcome, work, args

@@ -16,7 +16,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS = (
-    {"errors", "helpers"},
+    {"errors"},
+    {"helpers"},
     {"layout"},
     {"config", "kernels"},
     {"store"},

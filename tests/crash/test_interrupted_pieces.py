@@ -2,6 +2,9 @@
 
 import gc
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from crash.interrupts import Dropped, Injector, unraisable_dropped
 from store.model import QUIET, SMALL
 from stratalog.store import log_scan, rederive
 from stratalog.store.index_file import Index
+from stratalog.store.rederive import _IndexBeside
 
 COUNT = 200
 
@@ -75,3 +79,112 @@ def test_it_ends_and_leaves_no_thread_behind(
         assert len(counted.points) > 300
         for number in counted.points[part::40]:
             case(Injector(number, returns=False, traced=traced, raises=Dropped))
+
+
+def test_a_second_exception_while_it_ends_waits_for_the_threads_too(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they work on is unmapped next."""
+    at_work, later, put = list[int](), list[int](), _IndexBeside.put
+
+    def slowly(*args: Any) -> None:
+        at_work.append(1)
+        time.sleep(0.3)
+        at_work.pop()
+
+    def interrupted(*args: Any) -> None:
+        put(*args)
+        while not at_work:
+            time.sleep(0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        raise Dropped
+
+    def again(*given: object) -> None:
+        later.append(1)
+        if len(later) == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        raise Dropped
+
+    monkeypatch.setattr(Index, "put", slowly)
+    monkeypatch.setattr(_IndexBeside, "put", interrupted)
+    before = signal.signal(signal.SIGALRM, again)
+    try:
+        with pytest.raises(Dropped):
+            stratalog.open(killed, **SMALL, **QUIET)
+        assert not at_work
+        assert later
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("call", ["open", "verify", "plan_repair", "rebuild"])
+def test_a_child_that_a_handler_forks_meanwhile_ends_and_the_parent_goes_on(call: str, killed: Path) -> None:
+    """It does not have the threads that are waited for."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, str(killed), call], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORK = """
+import faulthandler, os, signal, sys, threading, time
+from pathlib import Path
+import stratalog
+from stratalog.config.settings import StoreSettings
+from stratalog.errors import StratalogError
+from stratalog.store import log_scan, rederive
+from stratalog.tools import survey
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+_, root, call = sys.argv
+root = Path(root)
+sizes = {given!r}
+settings = StoreSettings().override(sizes)
+log_scan._PIECE_SIZE, rederive._LONG_SIZE = 2000, 1000
+main, children, forking, get = threading.get_ident(), [], [], log_scan.scan
+
+def slowly(*args):
+    if threading.get_ident() != main and len(children) < 6:
+        time.sleep(0.005)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.005)
+    return get(*args)
+
+def fork(*given):
+    if len(children) < 6 and not forking:
+        forking.append(1)
+        child = os.fork()
+        forking.clear()
+        if child:
+            children.append(child)
+        else:
+            children.extend([0] * 6)
+            faulthandler.dump_traceback_later(20, exit=True)
+
+def work():
+    if call == "open":
+        stratalog.open(root, mode="r", settings=settings).close()
+    elif call == "verify":
+        verify(root, settings=settings)
+    elif call == "plan_repair":
+        plan_repair(root, settings=settings)
+    else:
+        rebuild(root, settings=settings)
+
+log_scan.scan = survey.scan = slowly
+signal.signal(signal.SIGUSR1, fork)
+parent = os.getpid()
+try:
+    work()
+except StratalogError:
+    if os.getpid() == parent:
+        raise
+if os.getpid() != parent:
+    os._exit(0)
+assert children
+for child in children:
+    assert not os.waitpid(child, 0)[1]
+""".replace("{given!r}", repr(SMALL))

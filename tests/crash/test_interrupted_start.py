@@ -58,7 +58,10 @@ def pool(store: MessageStore) -> None:
     finally:
         Injector._disarm()
         threads.shutdown()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("stratalog-test")]
+        for thread in threading.enumerate():
+            if thread.name.startswith("stratalog-test"):
+                thread.join(10)
+                assert not thread.is_alive()
 
 
 USES: dict[str, Callable[[MessageStore], None]] = {

@@ -20,6 +20,6 @@ def test_names_and_offsets_are_paired_where_there_are_as_many(
     names: str, offsets: str, places: list[tuple[str, int]]
 ) -> None:
     stored = f"{MULTI_QUEUE_OFFSET}\x01{offsets}\x02{MULTI_DISPATCH}\x01{names}\x02".encode()
-    assert light_places(stored, 1000)[0] == places
+    assert light_places("topic", stored, 1000)[0] == places
     for name in ("%LMQ%a", "%LMQ%b"):
-        assert light_offset(stored, name) == dict(places).get(name, -1)
+        assert light_offset("topic", stored, name) == dict(places).get(name, -1)

@@ -75,7 +75,10 @@ class Put:
 
     @property
     def light_keys(self) -> list[Key]:
-        return [(name, 0, number) for name, number in light_places(self.record.properties, self.offset)[0]]
+        return [
+            (name, 0, number)
+            for name, number in light_places(self.record.topic, self.record.properties, self.offset)[0]
+        ]
 
     def holds(self, body: bytes) -> bool:
         """Whether a message that was put here has that body: the record's, or that of a message in its batch."""

@@ -235,7 +235,8 @@ def test_a_changed_byte_of_what_names_light_queues_moves_no_message(
     data[at : at + 1] = bytes([data[at] ^ 1 << changed]) if isinstance(changed, int) else BYTES[changed]
     path.write_bytes(data)
     STATES[state](root)
-    problems = light_places(decode_record(bytes(data), place).properties, place)[1]
+    record = decode_record(bytes(data), place)
+    problems = light_places(record.topic, record.properties, place)[1]
     for name in () if has_units else ("parent", "%LMQ%a", "%LMQ%b"):
         shutil.rmtree(root / "consumequeue" / name)
     told = Told(root, expected)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from store.model import Walk, walk
 from stratalog.errors import CorruptData
-from stratalog.layout.light import LIGHT_QUEUE_ID, allows_light, light_places
+from stratalog.layout.light import LIGHT_QUEUE_ID, light_places
 from stratalog.layout.message import Record
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.message_store import MessageStore
@@ -32,7 +32,7 @@ def of_records(found: Walk, *, light: bool) -> Served:
 
 def _places(record: Record, *, light: bool) -> list[tuple[tuple[str, int], int]]:
     topic = record.topic.decode()
-    places = light_places(record.properties, record.commit_log_offset)[0] if light and allows_light(topic) else []
+    places = light_places(topic, record.properties, record.commit_log_offset)[0] if light else []
     own = (topic, record.queue_id), record.queue_offset
     return [own, *(((name, LIGHT_QUEUE_ID), queue_offset) for name, queue_offset in places)]
 

@@ -37,8 +37,10 @@ def has_other_id(topic: str, queue_id: int) -> bool:
     return is_light(topic) and queue_id != LIGHT_QUEUE_ID
 
 
-def allows_light(topic: str) -> bool:
-    """Whether records of a topic may stand in light queues (MixAll.topicAllowsLMQ)."""
+def allows_light(topic: str | bytes) -> bool:
+    """Whether records of a topic may stand in light queues (MixAll.topicAllowsLMQ). A message that was sent back for
+    another try has the properties of the first one, and stands in none."""
+    topic = topic if isinstance(topic, str) else topic.decode("utf-8", "surrogateescape")
     return not topic.startswith((RETRY_PREFIX, SYSTEM_PREFIX)) and topic != SCHEDULE_TOPIC
 
 
@@ -67,12 +69,17 @@ def joined_offsets(offsets: list[int]) -> str:
     return SEPARATOR.join(map(str, offsets))
 
 
-def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place], list[str]]:
-    """Where a stored record stands in light queues, and in words what of its two properties cannot be followed.
+def light_places(
+    topic: str | bytes, properties: bytes, commit_log_offset: int
+) -> tuple[list[Place], list[str]]:  # fmt: skip
+    """Where a stored record of a topic stands in light queues, and in words what of its two properties cannot be
+    followed.
 
     A record that some broker stored without offsets stands nowhere, and so does one with more or fewer offsets than
     names; a name that is no light queue's has an empty one. An offset is trusted up to `queue_offset_limit`.
     """
+    if not allows_light(topic):
+        return [], []
     names, offsets = _pairs(properties)
     if len(names) != len(offsets):
         return [], [f"{len(names)} names, {len(offsets)} offsets"] if names and offsets else []
@@ -90,11 +97,11 @@ def light_places(properties: bytes, commit_log_offset: int) -> tuple[list[Place]
     return places, poison
 
 
-def light_offset(properties: bytes, topic: str) -> int:
-    """The queue offset that a stored record was given in a light queue; -1 when it names none there. RocketMQ may have
-    put it at a smaller one."""
-    names, offsets = _pairs(properties)
-    text = offsets[names.index(topic)] if topic in names and len(names) == len(offsets) else ""
+def light_offset(topic: str | bytes, properties: bytes, light_queue: str) -> int:
+    """The queue offset that a stored record of a topic was given in a light queue; -1 when it names none there.
+    RocketMQ may have put it at a smaller one."""
+    names, offsets = _pairs(properties) if allows_light(topic) else ([], [])
+    text = offsets[names.index(light_queue)] if light_queue in names and len(names) == len(offsets) else ""
     return int(text) if _OFFSET.match(text) else -1
 
 

@@ -386,7 +386,7 @@ class Dispatcher:
 
     def _take_light_places(self, message: Message, number: int) -> None:
         offset = message.commit_log_offset
-        places, problems = light_places(message.raw_properties, offset)
+        places, problems = light_places(message.topic, message.raw_properties, offset)
         for problem in problems:
             self._note(f"log offset {offset:,}: {problem}; its other queues have the message")
         unit = UNIT.struct.pack(offset, message.store_size, string_hash(message.tags or ""))
@@ -572,7 +572,7 @@ def next_in_light(file: MappedFile, positions: NDArray[np.int64], name: str) -> 
             return None
         first = int(np.searchsorted(positions, found, "right"))
         record = decode_record(file.view.data, int(positions[first - 1]), verify=False)
-        queue_offset = dict(light_places(record.properties, record.commit_log_offset)[0]).get(name)
+        queue_offset = dict(light_places(record.topic, record.properties, record.commit_log_offset)[0]).get(name)
         if queue_offset is not None:
             return queue_offset
     return None

@@ -164,13 +164,13 @@ def _is_of_queue(log: CommitLog, queue: ConsumeQueue, commit_log_offset: int, si
     record = _record_at(log, commit_log_offset)
     if record is None or record.total_size != size:
         return False
-    is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= 0
+    is_named = _may_be_light(queue) and light_offset(record.topic, record.properties, queue.topic) >= 0
     return is_named or is_in_queue(record, queue, record.queue_offset)
 
 
 def is_in_queue(record: Record, queue: UnitQueue, queue_offset: int) -> bool:
     """Whether a record belongs to a queue, at that offset. Light queues may have come apart from the offsets."""
-    is_named = _may_be_light(queue) and light_offset(record.properties, queue.topic) >= queue_offset
+    is_named = _may_be_light(queue) and light_offset(record.topic, record.properties, queue.topic) >= queue_offset
     own = queue.topic, queue.queue_id, queue_offset
     return is_named or (_topic_of(record), record.queue_id, record.queue_offset) == own
 
@@ -274,7 +274,11 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     if record.total_size != size or not is_in_queue(record, queue, queue_offset):
         return False
     is_doubtful = isinstance(queue, ConsumeQueue) and queue.unordered_end == queue_offset + 1  # or the unit after it is
-    if is_doubtful and _may_be_light(queue) and light_offset(record.properties, queue.topic) > queue_offset:
+    if (
+        is_doubtful
+        and _may_be_light(queue)
+        and light_offset(record.topic, record.properties, queue.topic) > queue_offset
+    ):
         return False
     if isinstance(queue, BatchQueue):
         covered = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]

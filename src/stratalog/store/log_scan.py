@@ -119,14 +119,14 @@ class LogScan:
         try:
             self._walk_ahead(_PIECES_AT_FIRST)
         except BaseException:  # of a signal handler, too: what is walked is unmapped soon
-            self._pool.shutdown(cancel=True)
+            self._pool.shutdown()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel=True)
+        self._pool.shutdown()
 
     def run(self) -> Verified:
         """Walk. Raises `CorruptData` when the log ends before `vouched_end`."""

@@ -96,7 +96,7 @@ def has_place(record: Record, topic: str, queue_id: int, queue_offset: int) -> b
 def _names(record: Record, topic: str, queue_id: int, queue_offset: int) -> bool:
     """The same of a record that may be prepared or rolled back."""
     own = record.topic.decode(errors="replace"), record.queue_id, record.queue_offset
-    is_light_place = queue_id == LIGHT_QUEUE_ID and light_offset(record.properties, topic) == queue_offset
+    is_light_place = queue_id == LIGHT_QUEUE_ID and light_offset(record.topic, record.properties, topic) == queue_offset
     return is_light_place or own == (topic, queue_id, queue_offset)
 
 
@@ -432,7 +432,7 @@ def _queues_of(unit: LiveUnit, walk: "_Walk") -> list[QueueKey]:
     if record is None or record.total_size != unit.size or not enters_queue(record.sys_flag):
         return []
     own = (record.topic.decode(errors="replace"), record.queue_id), record.queue_offset
-    light = light_places(record.properties, unit.commit_log_offset)[0]
+    light = light_places(record.topic, record.properties, unit.commit_log_offset)[0]
     places = [own, *(((name, LIGHT_QUEUE_ID), number) for name, number in light)]
     return [key for key, number in places if number == unit.queue_offset]
 
@@ -569,7 +569,11 @@ def _may_be_changed(
     is_prepared = find_property(record.properties, PREPARED.encode()) is not None
     if not enters_queue(record.sys_flag) and (is_prepared or not _names(record, *key, unit.queue_offset)):
         return False
-    named = [name for name, _ in light_places(record.properties, unit.commit_log_offset)[0]] if is_light(key[0]) else []
+    named = (
+        [name for name, _ in light_places(record.topic, record.properties, unit.commit_log_offset)[0]]
+        if is_light(key[0])
+        else []
+    )
     if is_light(key[0]) and not holds_nearly(record.properties, key[0]):
         return False
     if named and key[0] not in named and not is_overwritten(record.properties):
@@ -745,6 +749,8 @@ class _Walk:
                 begin = record.queue_offset
                 end = begin + batch_size_of(record.sys_flag, record.properties, begin)[0]
                 self.of_queue[own].append(_Record(*stored, begin, end, is_repaired))
-            for name, number in light_places(record.properties, base + position)[0] if self._has_light else ():
+            for name, number in (
+                light_places(record.topic, record.properties, base + position)[0] if self._has_light else ()
+            ):
                 if (name, LIGHT_QUEUE_ID) in self._keys:
                     self.of_queue[name, LIGHT_QUEUE_ID].append(_Record(*stored, number, number + 1, is_repaired))

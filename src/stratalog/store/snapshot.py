@@ -364,7 +364,7 @@ def _is_same_record(log: CommitLog, one: LeftOut) -> bool:
         return False
     message = log.message(offset)
     own = message.topic, message.queue_id, message.queue_offset
-    return one[1:] == own or light_offset(message.raw_properties, one.topic) == one.queue_offset
+    return one[1:] == own or light_offset(message.topic, message.raw_properties, one.topic) == one.queue_offset
 
 
 def has_torn(root: Path, disk: Disk) -> bool:

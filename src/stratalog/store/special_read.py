@@ -143,7 +143,7 @@ def offset_in(queue: "Queue", message: Message) -> int:
     """The offset that a record was given in a light queue; -1 when it was given none."""
     if (message.topic, message.queue_id) == (queue.topic, LIGHT_QUEUE_ID):
         return message.queue_offset
-    return light_offset(message.raw_properties, queue.topic)
+    return light_offset(message.topic, message.raw_properties, queue.topic)
 
 
 def place_in(queue: "Queue", message: Message) -> None:

@@ -98,7 +98,7 @@ class Asked:
         topic, queue_id, number = message.topic, message.queue_id, message.queue_offset
         count, _ = batch_size_of(message.sys_flag, message.raw_properties, number)
         if self.topic is not None and topic != self.topic and is_light(self.topic):
-            number = light_offset(message.raw_properties, self.topic)
+            number = light_offset(topic, message.raw_properties, self.topic)
             topic, queue_id, count = (self.topic, LIGHT_QUEUE_ID, 1) if number >= 0 else (topic, queue_id, count)
         return self._wants_place(topic, queue_id) and _within(number, self.first_offset, self.end_offset, count)
 

@@ -398,7 +398,7 @@ class Evidence:
                 record = decode_record(data[position : position + size], verify=False)
                 if is_overwritten(record.properties):
                     self._overwritten.append(offset)
-                for name, place in light_places(record.properties, offset)[0]:
+                for name, place in light_places(topic, record.properties, offset)[0]:
                     self.queue(name, LIGHT_QUEUE_ID).add(offset, size, place, place + 1, is_certain, is_ours)
                     self._named.add(name)
         queue.add(offset, size, number, end, is_certain, is_ours)

@@ -9,7 +9,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from stratalog.layout.light import MULTI_QUEUE_OFFSET, allows_light, is_light, light_places
+from stratalog.layout.light import MULTI_QUEUE_OFFSET, is_light, light_places
 from stratalog.layout.message import HEAD, decode_record
 from stratalog.layout.properties import NAME_END
 from stratalog.layout.sysflag import enters_queue
@@ -35,8 +35,8 @@ def first_light(file: MappedFile, positions: NDArray[np.int64], base_offset: int
         position = int(positions[number])
         record = decode_record(data, position, verify=False)
         topic = record.topic.decode("utf-8", "surrogateescape")
-        places, _ = light_places(record.properties, base_offset + position)
-        if places and enters_queue(record.sys_flag) and allows_light(topic) and not is_light(topic):
+        places, _ = light_places(topic, record.properties, base_offset + position)
+        if places and enters_queue(record.sys_flag) and not is_light(topic):
             return places[0][0], base_offset + position
         at = int(positions[number + 1]) if number + 1 < len(positions) else end
     return None

@@ -91,7 +91,7 @@ def with_light_places(data: bytes, numbers: Mapping[str, int]) -> bytes | None:
         return None
     found = {
         properties for properties in _with_light_places(record.properties, numbers)
-        if dict(light_places(properties, record.commit_log_offset)[0]).items() >= numbers.items()
+        if dict(light_places(record.topic, properties, record.commit_log_offset)[0]).items() >= numbers.items()
     }  # fmt: skip
     return data[: len(data) - len(record.properties)] + found.pop() if len(found) == 1 else None
 

@@ -129,7 +129,7 @@ class Judge:
         self._set_aside_ranges.append(Damage(offset, offset + size, reason if is_message else WRONG_PLACEHOLDER))
         self._found.outcast_count += is_message
         record = read_record(self._read(offset, size))
-        for name, number in light_places(record.properties, offset)[0] if record else ():
+        for name, number in light_places(record.topic, record.properties, offset)[0] if record else ():
             queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
             places = np.flatnonzero(queue.offsets == offset).tolist()
             queue.remove(places)
@@ -327,7 +327,11 @@ class Judge:
         if record and is_doubtful and not holds_nearly(record.properties, claim.topic):
             return True
         record = record if claim.trust[0] < 0 else None
-        own = [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.properties, offset)[0]] if record else []
+        own = (
+            [(name, LIGHT_QUEUE_ID) for name, _ in light_places(record.topic, record.properties, offset)[0]]
+            if record
+            else []
+        )
         return bool(own) and claim.key not in own and all(offset in self._evidence.queue(*key).offsets for key in own)
 
     def _restore_light(self, places: list[tuple[QueueEvidence, int, int]], proposed: dict[int, Mend]) -> None:
@@ -371,7 +375,7 @@ class Judge:
     @staticmethod
     def _places(data: bytes, offset: int) -> dict[str, int]:
         record = read_record(data)
-        return dict(light_places(record.properties, offset)[0]) if record else {}
+        return dict(light_places(record.topic, record.properties, offset)[0]) if record else {}
 
     def _sure_places(self, data: bytes, offset: int) -> dict[str, int]:
         """The places that a record names in light queues which led to it and have other messages, too."""
@@ -619,15 +623,15 @@ class Judge:
         self._evidence.take_topic(own.topic)
         if self._is_likely(own) and self._is_near(position, own):
             self._heads[position] = own
-        self._take_named(record.properties, position, stored)
+        self._take_named(record.topic, record.properties, position, stored)
         return position + stored
 
-    def _take_named(self, properties: bytes, position: int, size: int) -> None:
+    def _take_named(self, topic: bytes, properties: bytes, position: int, size: int) -> None:
         """Note the places in light queues that a damaged record names: its unit there counts more, and a queue of which
         nothing else is known counts only if no unit of a light queue leads to the record."""
         claims = self._evidence.light_claims.get(position, ())
         led = {claim.key for claim in claims if self._evidence.queue(*claim.key).takes(position, claim)}
-        for name, number in light_places(properties, position)[0]:
+        for name, number in light_places(topic, properties, position)[0]:
             key = name, LIGHT_QUEUE_ID
             if key not in led and (not led or self._evidence.is_known(key)):
                 queue = self._evidence.queue(*key)
@@ -685,7 +689,7 @@ class Judge:
         found: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
         for mend in mends:
             record = read_record(mend.data)
-            for name, number in light_places(record.properties, mend.offset)[0] if record else ():
+            for name, number in light_places(record.topic, record.properties, mend.offset)[0] if record else ():
                 queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
                 claim = Claim(*queue.key, number, len(mend.data))
                 is_new = mend.is_damaged or mend.offset in self._evidence.hidden

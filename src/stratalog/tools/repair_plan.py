@@ -348,7 +348,9 @@ class _LogPlan:
         whole = [mend for mend in found.mends if not mend.is_damaged]
         stored = [self._record_at(mend.offset, len(mend.data)) for mend in whole]
         left_by = {claim_of(record).key for record in stored}
-        left_by |= {(name, LIGHT_QUEUE_ID) for one in stored for name, _ in light_places(one.properties, _FOREVER)[0]}
+        left_by |= {
+            (name, LIGHT_QUEUE_ID) for one in stored for name, _ in light_places(one.topic, one.properties, _FOREVER)[0]
+        }
         for mend in found.mends:
             self._plan_mend(mend.offset, mend.data, is_damaged=mend.is_damaged)
         plan.whole_count += sum(mend.is_damaged for mend in found.mends) - found.outcast_count

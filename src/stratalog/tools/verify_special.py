@@ -121,7 +121,7 @@ class SpecialQueues:
 
     def take_light(self, record: Record, path: str, position: int) -> None:
         """A record that may be in light queues, in a file of the log at a position."""
-        places, problems = light_places(record.properties, record.commit_log_offset)
+        places, problems = light_places(record.topic, record.properties, record.commit_log_offset)
         self._report.notes += [f"log offset {record.commit_log_offset:,}: {problem}" for problem in problems]
         for topic, queue_offset in places:
             self.take_own(topic, queue_offset, record, path, position)
