@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import stratalog
 from store.conftest import OpenStore
 from stratalog.errors import ConfigurationError, StoreUnavailable
 from stratalog.store import commit_log, next_files
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 CALLS = {
     "queue": "store.queue('t')",
@@ -165,3 +169,16 @@ def test_without_a_thread_to_flush_put_async_stores_nothing(
         with pytest.raises(StoreUnavailable, match="no thread can be started"):
             asyncio.run(store.put_async("t", b"two"))
     assert asyncio.run(store.put_async("t", b"two")).queue_offset == 1
+
+
+@pytest.mark.parametrize("tool", [verify, plan_repair, rebuild], ids=lambda tool: tool.__name__)
+def test_a_tool_without_a_thread_says_so(
+    tool: Callable[..., object], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store() as store:
+        store.put("t", b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(StoreUnavailable, match="no thread can be started"):
+            tool(store.root)
+    tool(store.root)

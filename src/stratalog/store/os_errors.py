@@ -123,6 +123,10 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
         if number in FULL:
             raise DiskFull(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
         raise StoreUnavailable(f"{what}: {reason(cause)}; {next_step(cause)}. {effect}") from error
+    except RuntimeError as error:
+        if is_no_thread(error):
+            raise thread_refusal(what) from error
+        raise
 
 
 def loads(what: str) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:

@@ -24,6 +24,7 @@ from stratalog.layout.light import (
     SEPARATOR,
     holds_nearly,
     is_light,
+    is_sent_to,
     light_offset,
     light_places,
 )
@@ -574,7 +575,7 @@ def _may_be_changed(
         if is_light(key[0])
         else []
     )
-    if is_light(key[0]) and not holds_nearly(record.properties, key[0]):
+    if is_light(key[0]) and not (is_sent_to(key[0], record.topic) or holds_nearly(record.properties, key[0])):
         return False
     if named and key[0] not in named and not is_overwritten(record.properties):
         is_other = any((name, LIGHT_QUEUE_ID) in doubtful for name in named)  # exchanged ones share what follows
