@@ -24,7 +24,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", default="", help="a seed: other cases of the tests marked one_in(n)")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests. Of
     several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ."""
