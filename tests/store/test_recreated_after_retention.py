@@ -2,7 +2,6 @@
 tells where the deleted topic began."""
 
 import contextlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from store.kinds import KINDS, Kind, read_on
 from store.model import Clock
-from store.test_recreated_topics import PATHS, STATES, made, settings_of, unseal
+from store.test_recreated_topics import PATHS, STATES, lose_directories, lose_files, made, settings_of, unseal
 from stratalog.errors import CorruptData
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.tools.verify import verify
@@ -32,19 +31,8 @@ def files_zeroed(kind: Kind, root: Path) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
 
-def files_lost(kind: Kind, root: Path) -> None:
-    for key in kind.queues:
-        for path in kind.files(root, key):
-            path.unlink()
-
-
-def directories_lost(kind: Kind, root: Path) -> None:
-    for key in kind.queues:
-        shutil.rmtree(kind.directory(root, key))
-
-
 DAMAGES: list[Callable[[Kind, Path], None]] = [
-    nothing, first_unit_zeroed, files_zeroed, files_lost, directories_lost,
+    nothing, first_unit_zeroed, files_zeroed, lose_files, lose_directories,
 ]  # fmt: skip
 
 
