@@ -35,10 +35,10 @@ test: setup ## lint, types and the tests
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy src
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses 2
 
 matrix: setup ## the large test matrices, of which `make test` runs few cases: all (hours), or another sample, SEED=
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m one_in $(if $(SEED),--sample $(SEED),--whole-matrix)
+	@$(BIN)/python -m pytest --numprocesses 2 -m one_in $(if $(SEED),--sample $(SEED),--whole-matrix)
 
 torture: setup ## kill, cut power, fill disks, flip bits, plant faults: SEED= FORM=short|full ROWS=a,b CASE=
 	@PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(FORM),--form $(FORM)) \

@@ -11,6 +11,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("stratalog", deadline=None)  # a kernel may be compiled within an example
 hypothesis.settings.load_profile("stratalog")
@@ -25,14 +27,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests. Of
-    several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ."""
+    """A test's kind is the folder it lies in: `tests/golden/...` is `-m golden`; any other folder holds unit tests."""
     for item in items:
         if TESTS not in item.path.parents:
             continue
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(folder if folder in MARKER_FOLDERS else "unit")
-        item.add_marker(pytest.mark.xdist_group(folder if folder in ("spark", "interop") else str(item.path)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling":
+    """Of several processes one runs all tests of a file, and all that share a session of Spark or RocketMQ."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            folder = file.split("/")[1]
+            return folder if folder in ("spark", "interop") else file
+
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
