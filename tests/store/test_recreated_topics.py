@@ -1333,3 +1333,35 @@ def test_repair_leaves_the_records_of_a_queue_whose_directory_was_renamed_as_the
     else:
         assert not report.ok
     assert log == {path.name: path.read_bytes() for path in (root / "commitlog").iterdir()}
+
+
+@pytest.mark.one_in(100)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed"])
+@pytest.mark.parametrize("road", ["repaired", "opened, repaired"])
+@pytest.mark.parametrize("bit", [0, 1, 7, 24, 31])
+@pytest.mark.parametrize("old", [1, 6])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_after_a_repair_nothing_is_named_that_cannot_be_read(
+    kind: Kind, count: int, old: int, bit: int, road: str, state: str, tmp_path: Path
+) -> None:
+    """One bit of the queue id of the first new message, maybe the only one."""
+    root, key = tmp_path / "store", kind.queues[0]
+    content = made(kind, root, count, old=2 * old)
+    STATES[state](root)
+    path, place = root / "commitlog" / f"{0:020d}", content.queues[key][0].commit_log_offset
+    data = bytearray(path.read_bytes())
+    data[place + HEAD.position("queue_id") + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    reports = walked(kind, root, road)
+    report = verify(root, settings=settings_of(kind))
+    assert report.ok
+    named = {((topic, queue_id), at) for topic, queue_id, *offsets in report.missing for at in range(*offsets)}
+    with kind.open(root, mode="r") as store:
+        assert not [*store.recovery.notes, *store.recovery.warning]
+        for key in kind.queues:
+            found, errors, _ = read_on(queue := store.queue(*key))
+            assert not errors
+            assert found.items() <= content.queues[key].items()
+            lost = {(key, number) for number in range(queue.min_offset, queue.max_offset) if number not in found}
+            assert lost <= named | reports.stated

@@ -456,13 +456,13 @@ class Dispatcher:
             return
         if queue_offset > next_offset and (known or not self._log.first_offset):
             following = next_in_light(file, self._positions[number + 1 : self._count], name)
-            old = self._plain(row).old_unit(next_offset) if following is None else None
-            if old and old[0] == commit_log_offset and old[2] != LOST_TAGS_CODE:  # its unit stays where it is
-                queue_offset = next_offset
             if following is not None and next_offset <= following <= queue_offset:
                 wrong = LeftOut(commit_log_offset, name, LIGHT_QUEUE_ID, queue_offset)
                 self._leave_out(wrong, f"the next message there has {following:,}")
                 return
+            old = self._plain(row).old_unit(next_offset)
+            if old and old[0] == commit_log_offset and old[2] != LOST_TAGS_CODE:  # its unit stays where it is
+                queue_offset = next_offset
         if queue_offset > next_offset or known != next_offset:  # a gap, or units by kernels are in front
             if not self._open_gap(row, number, commit_log_offset, queue_offset):
                 return

@@ -307,7 +307,9 @@ def recover(
             for queue in queues if not has_other_id(queue.topic, queue.queue_id)
         }  # fmt: skip
         absent = [  # the log tells of which type they are
-            one for key, one in before.items() if is_asked and key not in dispatcher.queues and not has_other_id(*key)
+            QueueEnd(*key, one.given_end, one.known_end, begins.get(key))
+            for key, one in before.items()
+            if is_asked and key not in dispatcher.queues and not has_other_id(*key)
         ]
         is_ahead = any(one.given_end < one.known_end for one in ends.values())
         newer = max(start, log.first_offset + 1)  # rewinding may drop all units of a queue that begins there
@@ -479,7 +481,10 @@ def _finds_message_before(log: CommitLog, queue: UnitQueue, commit_log_offset: i
 def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
     """Whether the first unit of a queue that leads into the log leads to a message of a topic that was deleted."""
     number = queue.min_offset(log.first_offset) if begin else queue.end_offset
-    return bool(begin and number < queue.end_offset and begin.is_after(number, queue.unit(number)[0]))
+    if begin is None or number >= queue.end_offset:
+        return False
+    unit = queue.unit(number)
+    return not is_filler(*unit[1:3]) and begin.is_after(number, unit[0])
 
 
 def _is_lost(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:

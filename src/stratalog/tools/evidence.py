@@ -482,9 +482,10 @@ class Evidence:
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
         # A file that leads to other records, or into them, more often than to its own is another queue's or another
         # store's; so is a queue that finds none of its messages.
-        is_other = ~(agrees & self._has_size(offsets, sizes)) & self._is_covered(offsets)
+        is_own = agrees | _are_appended(queue, numbers, offsets, agrees) if is_light(queue.key[0]) else agrees
+        is_other = ~(is_own & self._has_size(offsets, sizes)) & self._is_covered(offsets)
         file_count = int(files.max(initial=0)) + 1
-        agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (agrees & ~is_other, is_other))
+        agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (is_own & ~is_other, is_other))
         if agreeing.any():  # elsewhere; what finds its own number is another queue's, what its own queue is shifted
             is_missed = is_other & ~np.isin(offsets, queue.offsets) & ~self._has_number(offsets, numbers)
             _count_files(self.missed_in[queue.key], offsets[is_missed], self.file_size)
@@ -669,6 +670,20 @@ def _record_in(log: Sequence[MappedFile], commit_log_offset: int) -> Record | No
     at = bisect_right(log, commit_log_offset, key=lambda file: int(file.path.name)) - 1
     position = commit_log_offset - int(log[at].path.name) if at >= 0 else -1
     return read_record(log[at].view.data, position) if 0 <= position <= log[at].size - HEAD.size else None
+
+
+def _are_appended(
+    queue: QueueEvidence, numbers: NDArray[np.int64], offsets: NDArray[np.int64], agrees: NDArray[np.bool_]
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Mask of the units of a light queue that lead to messages in front of the offsets these name: RocketMQ put them
+    there, one after another behind a message that is in its place."""
+    at = np.minimum(np.searchsorted(queue.offsets, offsets), len(queue.offsets) - 1)
+    if not agrees.any():
+        return np.zeros(len(numbers), np.bool_)
+    before = np.maximum.accumulate(np.where(agrees, np.arange(len(numbers)), -1))
+    follows = (before >= 0) & (at - numbers == (at - numbers)[before])
+    found: NDArray[np.bool_] = follows & (queue.offsets[at] == offsets) & (queue.numbers[at] > numbers)
+    return found
 
 
 def _end_of_joined(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> int:

@@ -107,7 +107,8 @@ def _with_light_places(properties: bytes, numbers: Mapping[str, int]) -> Iterato
         return
     if len(names) == len(offsets):
         for name, number in numbers.items():
-            offsets[names.index(name)] = str(number)
+            at = names.index(name)
+            offsets[at] = str(number).zfill(len(offsets[at]))
         lead, value = (MULTI_QUEUE_OFFSET + NAME_END).encode(), SEPARATOR.join(offsets)
         if len(value) == len(stored):
             yield properties.replace(lead + stored.encode(), lead + value.encode())

@@ -273,17 +273,21 @@ class Judge:
 
     def _misplaced(self, queue: QueueEvidence, outvoted: list[int]) -> list[int]:
         """Records of a light queue to which a unit leads at an offset that joins those of its neighbours, at least as
-        well as the record's own."""
-        found = []
+        well as the record's own; of those in front that are misplaced, too, the unit's offset counts."""
+        found = dict[int, int]()
         for at in np.flatnonzero(~queue.supported & ~queue.certain).tolist():
             offset, _, number, _ = queue.row(at)
-            low = int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0
+            low = found.get(at - 1, int(queue.ends[at - 1]) if at else -1 if self._log_begin else 0)
             high = int(queue.numbers[at + 1]) if at + 1 < len(queue.numbers) else -1
-            led = [one.queue_offset for one in self._evidence.light_claims.get(offset, []) if one.key == queue.key]
             joined = (low == number) + (number + 1 == high)
-            if at not in outvoted and any((low == one) + (one + 1 == high) >= max(joined, 1) for one in led):
-                found.append(at)
-        return found
+            led = [
+                one.queue_offset for one in self._evidence.light_claims.get(offset, [])
+                if one.key == queue.key
+                and (low == one.queue_offset) + (one.queue_offset + 1 == high) >= max(joined, 1)
+            ]  # fmt: skip
+            if led and at not in outvoted:
+                found[at] = led[0] + 1
+        return [*found]
 
     def _settled(self, queue: QueueEvidence, outvoted: Row, contested: dict[int, Row]) -> Row:
         """Which of two records that claim one place is wrong: the one that fits one hole, if the other fits none, be
