@@ -103,10 +103,10 @@ def test_a_kill_leaves_old_or_new_and_the_next_call_finishes(root: Path, monkeyp
     for survived in range(4):
         left = iter(range(survived))
 
-        def exchange(one: Path, other: Path, left: Any = left) -> None:
+        def exchange(*paths: Any, left: Any = left) -> None:
             if next(left, None) is None:
                 raise Killed
-            real(one, other)
+            real(*paths)
 
         monkeypatch.setattr(module, "exchange", exchange)
         with pytest.raises(Killed) if survived < 3 else pytest.MonkeyPatch.context():

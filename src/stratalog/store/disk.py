@@ -14,6 +14,7 @@ import fcntl
 import io
 import mmap
 import os
+import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -443,6 +444,25 @@ class Disk:
             self._process.os.rename(temporary, path)
         self.sync_directory(path.parent)
 
+    @property
+    def os(self) -> Any:
+        """`os`, for changes without a method here. Raises `StoreClosed` in a child that was forked since."""
+        return self._process.os
+
+    def create(self, path: Path) -> OpenFile:
+        """An empty file, to write to."""
+        return OpenFile(path, self._process.create(path, "w"), self._process)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all below it, but not durably."""
+
+        def failed(call: object, name: str, info: Any) -> None:
+            if not isinstance(info[1], FileNotFoundError):
+                raise info[1]
+
+        if self._process.os:  # a forked child raises
+            shutil.rmtree(path, onerror=failed)
+
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._process.os.unlink(path)
@@ -501,9 +521,10 @@ class _Lock:
             self._file = opened(path, "r+")  # that of a FIFO does not wait
         try:
             self._set(fcntl.F_WRLCK)
-            is_marked = os.pread(self._file.fileno(), len(OWN_MARK), 0) == OWN_MARK
+            fd = self._file.fileno()
+            is_marked = os.pread(fd, len(OWN_MARK), 0) == OWN_MARK
             mark = OWN_MARK if is_marked else b"lock"
-            self._process.os.pwrite(self._file.fileno(), mark, 0)
+            self._process.os.pwrite(fd, mark, 0)
         except BaseException as error:
             self._file.close()
             if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EAGAIN):

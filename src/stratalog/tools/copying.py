@@ -15,16 +15,16 @@ _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """`copy_file_range` says so between file systems, on some of them, and on old kernels."""
 
 
-def copy_file(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path, disk: Disk) -> None:
     """Copy a regular file durably, with its times and mode. Neither name may be a symbolic link."""
     original = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
+        copy = disk.os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
         try:
             try:
                 fcntl.ioctl(copy, _FICLONE, original)
             except OSError:
-                _copy_data(original, copy)
+                _copy_data(original, copy, disk)
             status = os.fstat(original)
             os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fchmod(copy, _mode(status))
@@ -35,21 +35,21 @@ def copy_file(source: Path, target: Path) -> None:
         os.close(original)
 
 
-def copy_tree(source: Path, target: Path, *, without: frozenset[str] = frozenset()) -> None:
+def copy_tree(source: Path, target: Path, disk: Disk, *, without: frozenset[str] = frozenset()) -> None:
     """Copy a directory with all below it, but for the entries of it named in `without`.
 
     A symbolic link is copied as one, never followed; what is no file, directory or link is left out.
     """
-    Disk().create_directory(target)
+    disk.create_directory(target)
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
         if entry.name in without:
             continue
         if entry.is_symlink():
-            (target / entry.name).symlink_to(os.readlink(entry.path))
+            disk.os.symlink(os.readlink(entry.path), target / entry.name)
         elif entry.is_dir():
-            copy_tree(source / entry.name, target / entry.name)
+            copy_tree(source / entry.name, target / entry.name, disk)
         elif entry.is_file():
-            copy_file(source / entry.name, target / entry.name)
+            copy_file(source / entry.name, target / entry.name, disk)
     target.chmod(_mode(source.stat()))
 
 
@@ -59,15 +59,15 @@ def _mode(status: os.stat_result) -> int:
     return stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH) | own
 
 
-def unshare(path: Path) -> None:
+def unshare(path: Path, disk: Disk) -> None:
     """Give a file that has several names (hard links) a copy of its own under this one, before it is changed."""
     if path.stat().st_nlink > 1:  # the copy is made beside the directory: RocketMQ refuses files of other names in it
         unfinished = path.parent.with_name(f"{path.parent.name}.{path.name}{UNFINISHED}")
-        copy_file(path, unfinished)
-        unfinished.rename(path)
+        copy_file(path, unfinished, disk)
+        disk.os.rename(unfinished, path)
 
 
-def _copy_data(source: int, target: int) -> None:
+def _copy_data(source: int, target: int, disk: Disk) -> None:
     """Copy what is no hole."""
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
@@ -79,16 +79,17 @@ def _copy_data(source: int, target: int) -> None:
         except OSError:  # nothing but a hole is left
             return
         while position < end:
-            copied = _copy_range(source, target, min(_CHUNK_SIZE, end - position), position)
+            copied = _copy_range(source, target, min(_CHUNK_SIZE, end - position), position, disk)
             if not copied:
                 return
             position += copied
 
 
-def _copy_range(source: int, target: int, size: int, position: int) -> int:
+def _copy_range(source: int, target: int, size: int, position: int, disk: Disk) -> int:
     try:
-        return os.copy_file_range(source, target, size, position, position)
+        copied = disk.os.copy_file_range(source, target, size, position, position)
     except OSError as error:
         if error.errno not in _NO_COPY_RANGE:
             raise
-    return os.pwrite(target, os.pread(source, size, position), position)
+        copied = disk.os.pwrite(target, os.pread(source, size, position), position)
+    return int(copied)

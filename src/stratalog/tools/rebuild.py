@@ -6,10 +6,10 @@ privately, so no byte of it changes. Each directory is exchanged in one step; a 
 what was built beside is removed by the next call.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -142,9 +142,10 @@ class _BesideDisk(Disk):
 
     is_draft = True
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, real: Disk) -> None:
         self._log = log.absolute()  # as a store has it, whatever it was given
-        self._private, self._real = PrivateDisk(), Disk()
+        self._private, self._real = PrivateDisk(), real
+        self._process = real._process  # a child forked since `real` was made writes nothing
 
     def _of(self, directory: Path) -> Disk:
         return self._private if directory.absolute() == self._log else self._real
@@ -192,18 +193,18 @@ def rebuild(
     queues would lead to fewer messages than the old ones, or files are missing at the log's end), `DiskFull` or
     `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
-    settings = settings or StoreSettings()
+    disk, settings = Disk(), settings or StoreSettings()
     check_store(root, settings)
     with refusing(f"{root} cannot be rebuilt", "Run the same command again"):
-        release = Disk().lock(root / names.LOCK)
+        release = disk.lock(root / names.LOCK)
         try:
-            return rebuild_locked(root, settings, clock_ns, parts, progress)
+            return rebuild_locked(root, disk, settings, clock_ns, parts, progress)
         finally:
             release()
 
 
 def rebuild_locked(
-    root: Path, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
+    root: Path, disk: Disk, settings: StoreSettings, clock_ns: ClockNs, parts: Collection[Part] = PARTS,
     progress: Callable[[Progress], None] | None = None, *, may_serve_less: bool = False,
     mended: Collection[int] = (), guessed: Collection[str] = (),
 ) -> Rebuilt:  # fmt: skip
@@ -211,17 +212,17 @@ def rebuild_locked(
     mended the records at some log offsets: what else led there was wrong. `guessed` are sizes that it did not give."""
     refuse_links(root, but=(names.COMMIT_LOG,))
     refuse_misplaced(root)
-    disk, staging = Disk(), root / names.STAGING
+    staging = root / names.STAGING
     given, settings = settings, rebuild_settings(settings, root)
     guessed = guessed or unconfirmed(given, settings, root, disk)
     if "index" not in parts and "checkpoint" not in parts:
         settings = replace(settings, message_index_enable=False)
-    clear_staging(root)
+    clear_staging(root, disk)
     sealed, begins = sealed_ends(root, disk), queue_begins(root, disk)
     try:
-        _prepare(root, staging, begins)
+        _prepare(root, staging, begins, disk)
         has_light = has_light_queues(staging, disk, settings)  # what is built may have some of them
-        rebuilt = _build(staging, settings, clock_ns, progress)
+        rebuilt = _build(staging, disk, settings, clock_ns, progress)
         if not rebuilt.record_count:
             _refuse_to_empty(root, disk)
         log = LogRange(_log_begin(root, disk), rebuilt.log_end, settings.commit_log_file_size, rebuilt.damages)
@@ -248,9 +249,10 @@ def rebuild_locked(
                 ends = [one for one in ends if (one.topic, one.queue_id) != key]
             moved = {one: told for one, told in moved.items() if one in ends}
         if light or ends or any(topic not in topics.configs for topic in outside):  # only the log says so
-            clear_staging(root)
-            _prepare(root, staging, begins, batch_topics=outside.keys() - topics.configs, light_queue=light, ends=ends)
-            rebuilt = _build(staging, settings, clock_ns, progress)
+            clear_staging(root, disk)
+            batches = outside.keys() - topics.configs
+            _prepare(root, staging, begins, disk, batch_topics=batches, light_queue=light, ends=ends)
+            rebuilt = _build(staging, disk, settings, clock_ns, progress)
         missing = (
             unqueued(
                 root,
@@ -274,6 +276,14 @@ def rebuild_locked(
                 f"the messages of {anew.topic}/{anew.queue_id} begin again at queue offset 0 at log offset "
                 f"{anew.commit_log_offset:,}, as those of a topic that was deleted and created again, and would be "
                 f"missing in their queue. Nothing was changed; {command('repair', root)} says what tells them apart",
+                path=str(root / names.COMMIT_LOG),
+            )
+        if not may_serve_less and (served := list(_left_out_now(root, rebuilt.left_out, disk))):
+            raise CorruptData(
+                f"messages that light queues serve would be missing in them: {len(served):,}, the first at offset "
+                f"{served[0].queue_offset:,} of {served[0].topic}/{served[0].queue_id} and log offset "
+                f"{served[0].commit_log_offset:,}: messages before it name later offsets. Nothing was changed; "
+                f"{command('repair', root)} lets each stand where its unit is",
                 path=str(root / names.COMMIT_LOG),
             )
         if "queues" in parts and not may_serve_less and differ(root, staging, log):
@@ -311,7 +321,8 @@ def rebuild_locked(
                 make_ours(root, disk)
             Topics(root, disk).enter_batch_topics(now_ms=clock_ns() // 1_000_000, release=settings.compatibility)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            disk.remove_tree(staging)
     return rebuilt
 
 
@@ -357,16 +368,17 @@ def _refuse_foreign(
     evidence.refuse_foreign(but_exchanged=True)
 
 
-def clear_staging(root: Path) -> None:
+def clear_staging(root: Path, disk: Disk) -> None:
     """Remove what a rebuild left that did not end. An old directory that it was about to exchange goes back first."""
     staging = root / names.STAGING
     for name in (*QUEUE_TREES, names.INDEX):
         aside = _aside(staging / name)
         if aside.exists() and not (root / name).exists():
-            aside.rename(root / name)
+            disk.os.rename(aside, root / name)
     if staging.is_dir():
-        shutil.rmtree(staging)
-    staging.unlink(missing_ok=True)
+        disk.remove_tree(staging)
+    else:
+        disk.remove(staging)
 
 
 def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> LeftOut | None:
@@ -382,6 +394,21 @@ def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: 
                 return one
             begun[one.topic] |= {way, *ways}
     return None
+
+
+def _left_out_now(root: Path, left_out: Collection[LeftOut], disk: Disk) -> Iterator[LeftOut]:
+    """Messages that are left out of light queues whose units lead to them at the very offsets they name."""
+    served = {
+        topic: {
+            unit
+            for numbers, offsets, *_ in written_units(
+                root / names.CONSUME_QUEUE / topic / str(LIGHT_QUEUE_ID), UNIT, disk
+            )
+            for unit in zip(numbers.tolist(), offsets.tolist(), strict=True)
+        }
+        for topic in {one.topic for one in left_out if is_light(one.topic)}
+    }
+    return (one for one in left_out if (one.queue_offset, one.commit_log_offset) in served.get(one.topic, ()))
 
 
 def _told_unqueued(records: list[Record]) -> str:
@@ -631,21 +658,20 @@ def _begins_to_keep(root: Path, begins: Mapping[QueueKey, QueueBegin], disk: Dis
 
 
 def _prepare(
-    root: Path, staging: Path, begins: Mapping[QueueKey, QueueBegin], *, batch_topics: Collection[str] = (),
+    root: Path, staging: Path, begins: Mapping[QueueKey, QueueBegin], disk: Disk, *, batch_topics: Collection[str] = (),
     light_queue: str = "", ends: Collection[QueueEnd] = (),
 ) -> None:  # fmt: skip
     """A store with the same log, configuration and kinds of queues, and further ones; none ends before its `ends`."""
-    foreign = [name for name in Disk().files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
+    foreign = [name for name in disk.files(root / names.CONSUME_QUEUE) if name == "CURRENT"]
     if foreign:
         raise ConfigurationError(f"{root / names.CONSUME_QUEUE} is a RocksDB: those queues are not built by stratalog")
-    disk = Disk()
     disk.create_directory(staging)
     if may_be_torn(root, disk):  # then opening looks for torn records, as it would in the store itself
         disk.replace(staging / names.ABORT, b"")
-    (staging / names.COMMIT_LOG).symlink_to((root / names.COMMIT_LOG).absolute(), target_is_directory=True)
+    disk.os.symlink((root / names.COMMIT_LOG).absolute(), staging / names.COMMIT_LOG)
     for name in disk.files(root / names.CONFIG):
         disk.create_directory(staging / names.CONFIG)
-        copy_file(root / names.CONFIG / name, staging / names.CONFIG / name)
+        copy_file(root / names.CONFIG / name, staging / names.CONFIG / name, disk)
     there = Topics(root, disk).batch_topics & set(disk.directories(root / names.BATCH_CONSUME_QUEUE))
     for topic in {*there, *batch_topics}:
         disk.create_directory(staging / names.BATCH_CONSUME_QUEUE / topic)  # so `Topics` takes it for one there, too
@@ -660,10 +686,11 @@ def _prepare(
 
 
 def _build(
-    staging: Path, settings: StoreSettings, clock_ns: ClockNs, progress: Callable[[Progress], None] | None
+    staging: Path, real: Disk, settings: StoreSettings, clock_ns: ClockNs,
+    progress: Callable[[Progress], None] | None,
 ) -> Rebuilt:  # fmt: skip
     staging = staging.absolute()
-    disk, draft, root = _BesideDisk(staging / names.COMMIT_LOG), str(staging), str(staging.parent)
+    disk, draft, root = _BesideDisk(staging / names.COMMIT_LOG, real), str(staging), str(staging.parent)
     try:
         with open_store(staging, settings=settings, disk=disk, clock_ns=clock_ns, progress=progress) as store:
             recovery, log_end = store.recovery, store.log.end_offset
@@ -738,10 +765,10 @@ def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
         if offset_of(name) is None:
             continue
         if size == file_size or (not size and name == max(files)):
-            os.link(old / name, new / name)
+            disk.os.link(old / name, new / name)
         else:
-            copy_file(old / name, new / name)
-            os.truncate(new / name, file_size)
+            copy_file(old / name, new / name, disk)
+            disk.os.truncate(new / name, file_size)
 
 
 def _queues(root: Path, disk: Disk) -> Iterator[Path]:
@@ -779,11 +806,11 @@ def _swap(root: Path, staging: Path, parts: Collection[Part], disk: Disk) -> Non
         if old.is_dir():
             _keep_foreign(root, old, disk)
         if old.exists() and new.exists():
-            exchange(old, new)
+            exchange(old, new, disk)
         elif new.exists():
-            new.rename(old)
+            disk.os.rename(new, old)
         elif old.exists():
-            old.rename(new)
+            disk.os.rename(old, new)
         disk.sync_directory(root)
     if was_clean and (not is_marked or set(parts) == set(PARTS)):
         disk.remove(root / names.ABORT)
@@ -796,7 +823,7 @@ def _keep_foreign(root: Path, old: Path, disk: Disk) -> None:
             if not _is_own(path.relative_to(root)):
                 target = free_name(root / names.QUARANTINE / path.relative_to(root))
                 disk.make_directory(target.parent)
-                path.rename(target)
+                disk.os.rename(path, target)
                 disk.sync_directory(target.parent)
 
 
@@ -810,19 +837,19 @@ def _is_own(path: Path) -> bool:
     return False
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange(one: Path, other: Path, disk: Disk) -> None:
     """Let two files or directories of one file system change places, in one step where the file system can."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
         arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-        if libc.renameat2(*arguments) == 0:
+        if disk.os and libc.renameat2(*arguments) == 0:
             return
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise OSError(code, os.strerror(code), str(one))
-    one.rename(_aside(other))
-    other.rename(one)
-    _aside(other).rename(other)
+    disk.os.rename(one, _aside(other))
+    disk.os.rename(other, one)
+    disk.os.rename(_aside(other), other)
 
 
 def _aside(path: Path) -> Path:

@@ -8,15 +8,15 @@ Every step can be killed and done again. What is overwritten was set aside befor
 import filecmp
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from stratalog.errors import ConfigurationError, CorruptData, command
 from stratalog.layout.light import is_light
 from stratalog.layout.names import ABORT, COMMIT_LOG, LOCK, OWN_MARK, QUARANTINE, STAGING, UNFINISHED_COPY
-from stratalog.store.disk import FILE_MODE, UNFINISHED, ClockNs, Disk, PrivateDisk
+from stratalog.store.disk import UNFINISHED, ClockNs, Disk, PrivateDisk
 from stratalog.store.os_errors import refusing
 from stratalog.store.snapshot import is_ours, keep_ends, make_ours
 from stratalog.store.topics import Topics
@@ -48,7 +48,7 @@ def repair(
     Raises `StoreLocked` while a broker has the store open, `ConfigurationError` when the store is not as it was when it
     was planned, or when `to` holds something else, `DiskFull` and `StoreUnavailable` (call it again then).
     """
-    what = f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}"
+    what, disk = f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}", Disk()
     with refusing(what):
         refuse_if_locked(plan.root)
         if log_stamps(plan.root) != plan.stamps:
@@ -56,11 +56,11 @@ def repair(
         refuse_links(plan.root, but=() if to is not None or plan.changes_log else (COMMIT_LOG,))
         if to is not None:
             check_target(plan.root, to)
-            Disk().create_directory(to)
+            disk.create_directory(to)
     inside = "Run the same command again: it goes on" if to is None else f"Remove {to}, then run it again"
     root = to or plan.root
     with refusing(what, inside):
-        rebuilt = _mend(plan, to, clock_ns, step)
+        rebuilt = _mend(plan, to, clock_ns, step, disk)
     with refusing(f"{root} cannot be verified", f"The repair is done: {command('verify', root)} checks it"):
         step("verify")
         report = verify(root, settings=plan.settings)
@@ -77,17 +77,17 @@ def repair(
     return report
 
 
-def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step) -> Rebuilt | None:
+def _mend(plan: RepairPlan, to: Path | None, clock_ns: ClockNs, step: Step, disk: Disk) -> Rebuilt | None:
     """Returns what was built again, if anything was."""
-    root = plan.root if to is None else _copied(plan.root, to, step)
-    rebuilt, release = None, Disk().lock(root / LOCK)
+    root = plan.root if to is None else _copied(plan.root, to, step, disk)
+    rebuilt, release = None, disk.lock(root / LOCK)
     try:
         if plan.actions:
-            rebuilt = _act(root, plan, clock_ns, step)
+            rebuilt = _act(root, plan, clock_ns, step, disk)
     finally:
         release()
     if to is not None:
-        Disk().remove(root / UNFINISHED_COPY)
+        disk.remove(root / UNFINISHED_COPY)
     return rebuilt
 
 
@@ -103,21 +103,20 @@ def check_target(source: Path, target: Path) -> None:
         raise ConfigurationError(f"{target} {what}, or name a new directory for the repaired copy")
 
 
-def _copied(source: Path, target: Path, step: Step) -> Path:
+def _copied(source: Path, target: Path, step: Step, disk: Disk) -> Path:
     """A copy of the store in an empty directory. What a rebuild replaces is copied too: it is what a failed repair
     leaves."""
     step(f"copy to {target}")
-    (target / UNFINISHED_COPY).write_text(str(source.absolute()), errors="replace")
-    Disk().sync_directory(target)
-    copy_tree(source, target, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
+    disk.replace(target / UNFINISHED_COPY, os.fsencode(source.absolute()))
+    copy_tree(source, target, disk, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
     if is_ours(source, PrivateDisk()):
-        Disk().replace(target / LOCK, OWN_MARK)
+        disk.replace(target / LOCK, OWN_MARK)
     return target
 
 
-def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt | None:
+def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step, disk: Disk) -> Rebuilt | None:
     """Do the steps; returns what was built again, if anything was."""
-    disk, rebuilt = Disk(), None
+    rebuilt = None
     rebuilds = any(action.kind == "rebuild" for action in plan.actions)
     keep_ends(root, disk, plan.begins)
     if plan.report.clean or rebuilds:
@@ -129,19 +128,19 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
             _give_size(path, action, disk)
         elif action.kind == "trim":
             _set_aside(root, action, disk)
-            unshare(path)
-            os.truncate(path, action.position)
+            unshare(path, disk)
+            disk.os.truncate(path, action.position)
         elif action.kind in ("away", "aside"):
             _move_away(root, path, disk)
         elif action.kind == "mend":
             _set_aside(root, action, disk)
-            _write(path, [(action.position, action.data)])
+            _write(path, [(action.position, action.data)], disk)
         elif action.kind == "cover":
             _set_aside(root, action, disk)
-            _cover(path, action)
+            _cover(path, action, disk)
         elif action.kind == "cut":
             _set_aside(root, action, disk)
-            _cut(path, action)
+            _cut(path, action, disk)
         elif action.kind == "drop":
             _set_aside(root, action, disk)
             disk.remove(path)
@@ -155,7 +154,7 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
         else:
             mended = {int(Path(one.path).name) + one.position for one in plan.actions if one.kind == "mend"}
             rebuilt = rebuild_locked(
-                root, plan.settings, clock_ns, may_serve_less=True, mended=mended, guessed=plan.guessed_sizes
+                root, disk, plan.settings, clock_ns, may_serve_less=True, mended=mended, guessed=plan.guessed_sizes
             )
     if plan.report.clean or rebuilds:
         disk.remove(root / ABORT)
@@ -166,17 +165,17 @@ def _act(root: Path, plan: RepairPlan, clock_ns: ClockNs, step: Step) -> Rebuilt
 
 def _remove(root: Path, path: Path, disk: Disk) -> None:
     if path == root / STAGING:
-        clear_staging(root)
+        clear_staging(root, disk)
     elif path.is_dir():
-        shutil.rmtree(path)
+        disk.remove_tree(path)
     else:
         disk.remove(path)
 
 
 def _give_size(path: Path, action: Action, disk: Disk) -> None:
     if path.exists():  # it stays there, even if it is empty: the first file says where the log begins
-        unshare(path)
-        os.truncate(path, action.position + action.size)
+        unshare(path, disk)
+        disk.os.truncate(path, action.position + action.size)
     else:
         disk.create_sparse(path, action.size)
     disk.sync_directory(path.parent)
@@ -195,23 +194,22 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
     if target.exists() or not action.size:
         return
     unfinished = target.with_name(target.name + UNFINISHED)
-    unfinished.touch(FILE_MODE)
-    with (root / action.path).open("rb") as source, unfinished.open("wb") as copy:
+    with (root / action.path).open("rb") as source, closing(disk.create(unfinished)) as copy:
         source.seek(action.position)
-        left = action.size
-        while left and (data := source.read(min(left, _CHUNK_SIZE))):
-            copy.write(data) if any(data) else copy.seek(len(data), os.SEEK_CUR)
-            left -= len(data)
-        copy.truncate(action.size - left)
-        copy.flush()
-        os.fsync(copy.fileno())
+        size = 0
+        while data := source.read(min(action.size - size, _CHUNK_SIZE)):
+            if any(data):
+                copy.write(size, data)
+            size += len(data)
+        disk.os.ftruncate(copy.fd, size)
+        disk.os.fsync(copy.fd)
     about = {
         "file": action.path, "position": action.position, "size": action.size, "commitLogOffset": begin,
         "reason": action.reason,
         "lost": [lost_json(message) for message in action.lost],
     }  # fmt: skip
     disk.replace(target.with_suffix(".json"), json.dumps(about, indent=2).encode())
-    unfinished.rename(target)
+    disk.os.rename(unfinished, target)
     disk.sync_directory(directory)
 
 
@@ -220,35 +218,35 @@ def _move_away(root: Path, path: Path, disk: Disk) -> None:
         return
     target = free_name(root / QUARANTINE / path.name)
     disk.make_directory(target.parent)
-    path.rename(target)
+    disk.os.rename(path, target)
     disk.sync_directory(path.parent)
     disk.sync_directory(target.parent)
 
 
-def _cover(path: Path, action: Action) -> None:
+def _cover(path: Path, action: Action, disk: Disk) -> None:
     assert action.cover
-    _write(path, [(offset - int(path.name), data) for offset, data in action.cover.pieces(action.lost)])
+    _write(path, [(offset - int(path.name), data) for offset, data in action.cover.pieces(action.lost)], disk)
 
 
-def _write(path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
-    unshare(path)
-    with path.open("r+b", buffering=0) as file:
+def _write(path: Path, pieces: Iterable[tuple[int, bytes]], disk: Disk) -> None:
+    unshare(path, disk)
+    with closing(disk.open(path)) as file:
         for position, data in pieces:
-            os.pwrite(file.fileno(), data, position)
-        os.fdatasync(file.fileno())
+            file.write(position, data)
+        file.sync()
 
 
-def _cut(path: Path, action: Action) -> None:
+def _cut(path: Path, action: Action, disk: Disk) -> None:
     """Zero what is after the log's end, then write the placeholders there. The file keeps its size."""
     assert action.cover
-    unshare(path)
-    with path.open("r+b", buffering=0) as file:
+    unshare(path, disk)
+    with closing(disk.open(path)) as file:
         end = action.position + action.size
         for position in range(action.position, end, _CHUNK_SIZE):
-            os.pwrite(file.fileno(), bytes(min(_CHUNK_SIZE, end - position)), position)
-        os.fdatasync(file.fileno())
+            file.write(position, bytes(min(_CHUNK_SIZE, end - position)))
+        file.sync()
     if action.lost or action.cover.closes_file:
-        _cover(path, action)
+        _cover(path, action, disk)
 
 
 def _restore_config(root: Path, path: Path, disk: Disk) -> None:
@@ -259,9 +257,9 @@ def _restore_config(root: Path, path: Path, disk: Disk) -> None:
     if path.exists():
         disk.make_directory(root / QUARANTINE)
         target = free_name(root / QUARANTINE / path.name, lambda kept: filecmp.cmp(kept, path, shallow=False))
-        copy_file(path, target)
+        copy_file(path, target, disk)
     unfinished = root / f"{path.name}{UNFINISHED}"
     disk.replace(unfinished, backup)
-    unfinished.rename(path)
+    disk.os.rename(unfinished, path)
     disk.sync_directory(path.parent)
     disk.sync_directory(root)
