@@ -115,10 +115,11 @@ def late() -> None:
     raise Dropped
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(300)
+@pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("name", USES)
 def test_the_exception_is_raised_as_it_is_and_the_store_goes_on(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (next_files, commit_log):
         monkeypatch.setattr(module, "AHEAD_SIZE_MIN", 0)
@@ -155,7 +156,7 @@ def test_the_exception_is_raised_as_it_is_and_the_store_goes_on(
         counted = Injector(0, returns=name != "open", traced=TRACED)
         case(counted, tmp_path / "counted")
         assert len(counted.points) > 20
-        for number in counted.points:
+        for number in counted.points[part::8]:
             raising: dict[str, Any] = {"calls": late} if number % 2 else {"raises": Dropped}
             injector = Injector(number, returns=name != "open", traced=TRACED, **raising)
             try:
@@ -204,7 +205,9 @@ def test_a_lock_that_is_interrupted_as_it_is_taken_is_free_again(
     assert not {*lost} - {Dropped}
 
 
-def test_the_garbage_collector_is_on_wherever_opening_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(4))
+def test_the_garbage_collector_is_on_wherever_opening_is_interrupted(part: int, tmp_path: Path) -> None:
     with stratalog.open(tmp_path, **SMALL, **QUIET) as store:
         store.put("t", b"first")
 
@@ -220,7 +223,7 @@ def test_the_garbage_collector_is_on_wherever_opening_is_interrupted(tmp_path: P
     with unraisable_dropped():
         opened(counted := Injector(0, traced=traced))
         assert len(counted.points) > 100
-        for number in counted.points:
+        for number in counted.points[part::4]:
             raised = opened(injector := Injector(number, raises=Dropped, traced=traced))
             assert gc.isenabled(), injector.point
             del raised  # with its frames, and what they hold

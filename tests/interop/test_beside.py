@@ -21,6 +21,8 @@ from interop.views import (
 from stratalog.errors import StratalogError
 from stratalog.layout.names import COMMIT_LOG, INDEX, offset_of
 
+pytestmark = pytest.mark.one_in(2)
+
 
 def footprint(directory: Path) -> dict[str, tuple[int, int, str]]:
     """Size, time of change and content of every file, and the time of change of every directory."""

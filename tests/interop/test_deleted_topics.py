@@ -17,6 +17,8 @@ from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
+pytestmark = pytest.mark.one_in(2)
+
 SIZES = {name: value for name, value in ALL_SIZES.items() if "batch" not in name and "_ext" not in name}
 SETTINGS = StoreSettings().override(SIZES)
 TOPICS = ("deleted", "other")

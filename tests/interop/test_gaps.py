@@ -17,6 +17,8 @@ from stratalog.layout.queue import UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.tools.verify import verify
 
+pytestmark = pytest.mark.one_in(2)
+
 SIZES = (
     "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num"
 )  # fmt: skip

@@ -13,6 +13,8 @@ from interop.shared import Share, Shared
 from stratalog.config.settings import Release
 from stratalog.layout.names import COMMIT_LOG, CONSUME_QUEUE, INDEX, offset_name
 
+pytestmark = pytest.mark.one_in(2)
+
 SEED = os.environ.get("STRATALOG_SEED", "1")
 ROUND_COUNT = 5
 FLUSH = ("async", "sync")

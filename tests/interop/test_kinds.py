@@ -31,6 +31,8 @@ from stratalog.store.message_store import MessageStore
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
+pytestmark = pytest.mark.one_in(2)
+
 TOPIC = "Batches"
 TURNS = ("ours", "theirs", "ours", "theirs halted", "ours", "theirs")
 COUNT = 60

@@ -20,6 +20,8 @@ from stratalog.layout.recordcrc import record_crc_holds
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
+pytestmark = pytest.mark.one_in(2)
+
 COUNT = 120
 BATCHES = "Batches"
 

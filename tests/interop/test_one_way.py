@@ -29,6 +29,8 @@ from interop.views import (
 from stratalog.layout.message import MAGIC_V2
 from stratalog.layout.names import ABORT, COMMIT_LOG, CONSUME_QUEUE, INDEX
 
+pytestmark = pytest.mark.one_in(2)
+
 COUNT = 900
 FLUSH_DISK_TYPE = {"sync": "SYNC_FLUSH", "async": "ASYNC_FLUSH"}
 

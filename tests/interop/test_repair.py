@@ -30,6 +30,8 @@ from stratalog.tools.repair_fill import LOST_PROPERTY
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
 
+pytestmark = pytest.mark.one_in(2)
+
 COUNT = 300
 LIGHT = {"enable_lmq": True, "enable_multi_dispatch": True}
 

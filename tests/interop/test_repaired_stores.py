@@ -15,6 +15,8 @@ from stratalog.layout.message import LOST_FLAG
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 
+pytestmark = pytest.mark.one_in(2)
+
 SEED = 20261122
 
 

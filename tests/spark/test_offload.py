@@ -215,7 +215,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(
         )  # fmt: skip
         assert driver.stdout is not None
         try:
-            for _ in range(choose.randrange(3, 6)):
+            for _ in range(choose.randrange(2, 4)):
                 assert driver.stdout.readline(), "the driver ended by itself"
             time.sleep(choose.random() * 0.2)
         finally:

@@ -433,7 +433,7 @@ def _opening(scene: Scene, interrupting: Interrupting, goes_on: bool) -> None:
     scene.check_closed(diary)
 
 
-def _cases() -> Iterator[tuple[str, dict[str, Any], Course]]:
+def _every_case() -> Iterator[tuple[str, dict[str, Any], Course]]:
     """Name, settings and course of each."""
     for name, operation in PUTS.items():
         for flush in ("sync", "async"):
@@ -448,11 +448,17 @@ def _cases() -> Iterator[tuple[str, dict[str, Any], Course]]:
     yield "open after a kill", {"crashed": True}, _opening
 
 
+def _cases(torture: Torture, row: str) -> list[tuple[str, dict[str, Any], Course]]:
+    """All of them, or half."""
+    found = list(_every_case())
+    return torture.chance(row).sample(found, torture.count(len(found) // 2, len(found)))
+
+
 @unraisable_dropped()
 def points(torture: Torture, row: Row) -> None:
     """Every case at every place that it reaches, at its first times; or at some."""
     total = 0
-    for name, given, course in _cases():
+    for name, given, course in _cases(torture, "interrupt"):
         scene = Scene(torture.place("interrupt") / name.replace(" ", "-"), **given)
         returns = "open" not in name
         for _ in range(2):  # what is done once is done
@@ -484,7 +490,7 @@ CALLS: dict[str, Operation] = {
 def handlers(torture: Torture, row: Row) -> None:
     """The same points; the handler calls the store, and what it interrupted goes on."""
     refused: Counter[str] = Counter()
-    for name, given, course in _cases():
+    for name, given, course in _cases(torture, "handlers"):
         if course is _opening:
             continue
         scene = Scene(torture.place("handlers") / name.replace(" ", "-"), **given)
@@ -527,7 +533,7 @@ class _Handler:
 @unraisable_dropped()
 def signals(torture: Torture, row: Row) -> None:
     """Real signals at random moments, with the store's own threads at work and other threads that put."""
-    for name, given, course in _cases():
+    for name, given, course in _cases(torture, "signals"):
         scene = Scene(torture.place("signals") / name.replace(" ", "-"), **given | BUSY)
         moments = _Moments()
         course(scene, lambda moments=moments: moments, False)
