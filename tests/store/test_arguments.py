@@ -346,6 +346,7 @@ COLUMNS: dict[str, tuple[Any, Any]] = {
     "bornTimestamp as a float": (pa.array([1e12]), REFUSED),
     "bornTimestamp as text": (pa.array(["1"]), REFUSED),
     "body": (pa.array(["a"]), b"a"),
+    "no body": (pa.array([None], pa.binary()), REFUSED),
     "body view": (pa.array([b"a"], pa.binary_view()), b"a"),
     "body of one size": (pa.array([b"a"], pa.binary(1)), b"a"),
     "body as a number": (pa.array([1]), REFUSED),

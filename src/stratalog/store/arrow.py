@@ -304,7 +304,7 @@ def _queues_of(
 
 
 def _rows_of(batch: pa.RecordBatch, with_crc: bool) -> _Rows:
-    offsets, data = _text("body", batch.column("body"), pa.binary())
+    offsets, data = _offsets("body", _without_nulls(batch, "body", pa.binary()))
     rows = _Rows(batch.num_rows, offsets, data)
     columns: dict[str, pa.Array] = {}
     for field, column in zip(batch.schema, batch.columns, strict=True):
