@@ -13,7 +13,7 @@ import stratalog
 from crash.test_forked_call import CHILD_S, Handler, contents
 from store.model import SMALL, flip, log_files
 from stratalog.config.settings import StoreSettings
-from stratalog.errors import StoreClosed
+from stratalog.errors import StratalogError
 from stratalog.layout.names import STAGING
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
@@ -58,20 +58,46 @@ def made(root: Path, tool: str) -> None:
         flip(path, path.read_bytes().index(b"body 2"))
 
 
-def forked(root: Path) -> None:
-    """The parent waits until the child has ended."""
-    before = contents(root)
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0
-        assert contents(root) == before
-    else:
-        signal.alarm(CHILD_S)
+class Fork:
+    """What the handler does. The parent waits until the child has ended, or the child until the tool has in the
+    parent."""
+
+    def __init__(self, root: Path, *, child_waits: bool) -> None:
+        self._root, self._child_waits = root, child_waits
+        self._waits, self._goes_on = os.pipe()
+        self._child = 0
+
+    def __call__(self) -> None:
+        before = {} if self._child_waits else contents(self._root)
+        if child := os.fork():
+            self._child = child
+            if not self._child_waits:
+                self._wait(before)
+        else:
+            signal.alarm(CHILD_S)
+            os.close(self._goes_on)
+            if self._child_waits:
+                os.read(self._waits, 1)
+
+    def finish(self) -> None:
+        """The tool has ended in the parent."""
+        before = contents(self._root)
+        os.close(self._waits)
+        os.close(self._goes_on)
+        if self._child:
+            self._wait(before)
+
+    def _wait(self, before: object) -> None:
+        assert os.waitpid(self._child, 0)[1] == 0
+        self._child = 0
+        assert contents(self._root) == before
 
 
 @pytest.mark.one_in(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("waits", ["parent", "child"])
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_tool_goes_on_in_the_parent_only(tool: str, part: int, tmp_path: Path) -> None:
+def test_a_tool_goes_on_in_the_parent_only(tool: str, waits: str, part: int, tmp_path: Path) -> None:
     plan_of, call = TOOLS[tool]
     made(tmp_path / "made", tool)
 
@@ -82,15 +108,16 @@ def test_a_tool_goes_on_in_the_parent_only(tool: str, part: int, tmp_path: Path)
                 shutil.rmtree(path)
         shutil.copytree(tmp_path / "made", root)
         plan = plan_of(root)
-        injector._calls = lambda: forked(root)
+        injector._calls = fork = Fork(root, child_waits=waits == "child")
         try:
             with injector:
                 call(root, plan)
-        except StoreClosed:
+        except StratalogError:
             if os.getpid() == parent:
                 raise
         if os.getpid() != parent:
             os._exit(0)
+        fork.finish()
         for path in tmp_path.iterdir():
             if path.name == "copy" or (path.name == "store" and "copy" not in tool):
                 assert verify(path, settings=SETTINGS).ok

@@ -14,7 +14,6 @@ import fcntl
 import io
 import mmap
 import os
-import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -82,6 +81,8 @@ class _Process:
     def __init__(self) -> None:
         self.mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
         """The files that are mapped into memory that processes share."""
+        self.private: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+        """Those that are mapped into the process's own memory."""
 
     def create(self, path: Path, mode: str) -> io.FileIO:
         """As `opened`: create a file, or open it to write."""
@@ -91,6 +92,7 @@ class _Process:
     def abandon(self) -> Iterable[object]:
         global _process
         self._held = [file.abandon() for file in list(self.mapped)]
+        self._held += [memoryview(file.map) for file in list(self.private) if not file.map.closed]
         _process = _Process()
         watch(_process, "the store")
         return ()
@@ -449,19 +451,25 @@ class Disk:
         """`os`, for changes without a method here. Raises `StoreClosed` in a child that was forked since."""
         return self._process.os
 
+    @property
+    def fcntl(self) -> Any:
+        return self._process.fcntl
+
     def create(self, path: Path) -> OpenFile:
         """An empty file, to write to."""
         return OpenFile(path, self._process.create(path, "w"), self._process)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with all below it, but not durably."""
-
-        def failed(call: object, name: str, info: Any) -> None:
-            if not isinstance(info[1], FileNotFoundError):
-                raise info[1]
-
-        if self._process.os:  # a forked child raises
-            shutil.rmtree(path, onerror=failed)
+        for _, directories, files, fd in os.fwalk(path, topdown=False):  # follows no link
+            for name in files:
+                self._process.os.unlink(name, dir_fd=fd)
+            for name in directories:
+                try:
+                    self._process.os.rmdir(name, dir_fd=fd)
+                except NotADirectoryError:  # a link to one
+                    self._process.os.unlink(name, dir_fd=fd)
+        self._process.os.rmdir(path)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -645,6 +653,7 @@ class PrivateDisk(Disk):
                 _cover_holes(fd, mapping)
                 end = data_end(fd, len(mapping))
                 self._mapped[path] = MappedFile(path, None, mapping, self._process, data_end=end)
+                self._process.private.add(self._mapped[path])
         return self._mapped[path]
 
     def open(self, path: Path) -> OpenFile:

@@ -1,7 +1,6 @@
 """Copies of files that share their blocks with the original where the file system can, and keep holes as holes."""
 
 import errno
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -22,12 +21,13 @@ def copy_file(source: Path, target: Path, disk: Disk) -> None:
         copy = disk.os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
         try:
             try:
-                fcntl.ioctl(copy, _FICLONE, original)
+                disk.fcntl.ioctl(copy, _FICLONE, original)
             except OSError:
                 _copy_data(original, copy, disk)
             status = os.fstat(original)
-            os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-            os.fchmod(copy, _mode(status))
+            mode = _mode(status)
+            disk.os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+            disk.os.fchmod(copy, mode)
             os.fsync(copy)
         finally:
             os.close(copy)
@@ -50,7 +50,8 @@ def copy_tree(source: Path, target: Path, disk: Disk, *, without: frozenset[str]
             copy_tree(source / entry.name, target / entry.name, disk)
         elif entry.is_file():
             copy_file(source / entry.name, target / entry.name, disk)
-    target.chmod(_mode(source.stat()))
+    mode = _mode(source.stat())
+    disk.os.chmod(target, mode)
 
 
 def _mode(status: os.stat_result) -> int:
@@ -70,7 +71,7 @@ def unshare(path: Path, disk: Disk) -> None:
 def _copy_data(source: int, target: int, disk: Disk) -> None:
     """Copy what is no hole."""
     size = os.fstat(source).st_size
-    os.ftruncate(target, size)
+    disk.os.ftruncate(target, size)
     position = 0
     while position < size:
         try:

@@ -113,6 +113,8 @@ class QueueEvidence:
         """Queue offset after the last one whose unit leads to before the log's begin and joins another's."""
         self.units_begin = -1
         """Log offset that the first unit of a message leads to."""
+        self.appended: dict[int, int] = {}
+        """Log offsets of a light queue's messages that stand at these queue offsets, and name later ones."""
         self.lost_numbers: list[tuple[int, int]] = []
         """Offsets [first, end) of units that stand for messages lost before."""
 
@@ -287,6 +289,8 @@ class Evidence:
         self._overwritten: list[int] = []
         """Log offsets of records that named light queues, with properties that are partly overwritten."""
         self._names: dict[bytes, str] = {}
+        self._sent_to = set[str]()
+        """Topics of records, damaged ones too, but for those that an earlier repair made."""
         self._named = set[str]()
         """Light queues that records name."""
         self._unmatched = set[str]()
@@ -385,6 +389,8 @@ class Evidence:
         topic = self._names.get(stored)
         if topic is None:
             topic = self._names[stored] = stored.decode("utf-8", "surrogateescape")
+        if not is_ours:
+            self._sent_to.add(topic)
         queue, end = self.queue(topic, queue_id), number + 1
         if queue.is_batch:
             record = decode_record(data[position : position + size], verify=False)
@@ -482,7 +488,11 @@ class Evidence:
             _count_files(self.agreed_in, offsets[agrees | np.isin(offsets, queue.offsets)], self.file_size)
         # A file that leads to other records, or into them, more often than to its own is another queue's or another
         # store's; so is a queue that finds none of its messages.
-        is_own = agrees | _are_appended(queue, numbers, offsets, agrees) if is_light(queue.key[0]) else agrees
+        is_own = agrees
+        if is_light(queue.key[0]):
+            is_appended = are_appended(queue.offsets, queue.numbers, numbers, offsets)
+            queue.appended = dict(zip(offsets[is_appended].tolist(), numbers[is_appended].tolist(), strict=True))
+            is_own = agrees | is_appended
         is_other = ~(is_own & self._has_size(offsets, sizes)) & self._is_covered(offsets)
         file_count = int(files.max(initial=0)) + 1
         agreeing, other = (np.bincount(files[mask], minlength=file_count) for mask in (is_own & ~is_other, is_other))
@@ -532,12 +542,12 @@ class Evidence:
 
     def take_topic(self, topic: str) -> None:
         """Of a damaged record."""
-        self._names.setdefault(topic.encode("utf-8", "surrogateescape"), topic)
+        self._sent_to.add(topic)
 
     def refuse_both_ways(self, *, changes_log: bool) -> None:
         """Raise `CorruptData` for a light queue to which messages were sent and that others name, where a record may be
         damaged. Call it when damaged records were taken, too."""
-        names = sorted(self._named.intersection(self._names.values()))
+        names = sorted(self._named & self._sent_to)
         if names and (changes_log or not self._unmatched.isdisjoint(names)):
             raise CorruptData(
                 f"messages were sent to {names[0]} and others name it in {MULTI_DISPATCH}: RocketMQ counts the offsets "
@@ -672,17 +682,19 @@ def _record_in(log: Sequence[MappedFile], commit_log_offset: int) -> Record | No
     return read_record(log[at].view.data, position) if 0 <= position <= log[at].size - HEAD.size else None
 
 
-def _are_appended(
-    queue: QueueEvidence, numbers: NDArray[np.int64], offsets: NDArray[np.int64], agrees: NDArray[np.bool_]
-) -> NDArray[np.bool_]:  # fmt: skip
-    """Mask of the units of a light queue that lead to messages in front of the offsets these name: RocketMQ put them
-    there, one after another behind a message that is in its place."""
-    at = np.minimum(np.searchsorted(queue.offsets, offsets), len(queue.offsets) - 1)
-    if not agrees.any():
+def are_appended(
+    records: NDArray[np.int64], named: NDArray[np.int64], numbers: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Mask of the units (queue offsets `numbers`, log offsets `offsets`) of a light queue that lead to messages at
+    smaller queue offsets than these name: RocketMQ put them there, one after another behind a message in its place.
+    `records` are the log offsets of all that name the queue, with the queue offsets `named`."""
+    if not len(records):
         return np.zeros(len(numbers), np.bool_)
-    before = np.maximum.accumulate(np.where(agrees, np.arange(len(numbers)), -1))
-    follows = (before >= 0) & (at - numbers == (at - numbers)[before])
-    found: NDArray[np.bool_] = follows & (queue.offsets[at] == offsets) & (queue.numbers[at] > numbers)
+    at = np.minimum(np.searchsorted(records, offsets), len(records) - 1)
+    is_led = records[at] == offsets
+    before = np.maximum.accumulate(np.where(is_led & (named[at] == numbers), np.arange(len(numbers)), -1))
+    has_room = at - at[before] <= numbers - numbers[before]  # a unit for each record since
+    found: NDArray[np.bool_] = (before >= 0) & has_room & is_led & (named[at] > numbers)
     return found
 
 

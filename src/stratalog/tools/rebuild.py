@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StoreUnavailable, command
@@ -72,7 +73,7 @@ from stratalog.store.snapshot import (
 from stratalog.store.topics import Topics
 from stratalog.tools.batches import of_wrong_type
 from stratalog.tools.copying import copy_file
-from stratalog.tools.evidence import Evidence, queue_begins
+from stratalog.tools.evidence import Evidence, are_appended, queue_begins
 from stratalog.tools.opened import counted_queues
 from stratalog.tools.own_files import free_name, refuse_if_locked, refuse_links, refuse_misplaced, refuse_without_log
 from stratalog.tools.survey import MISSING_MAX, survey_log
@@ -278,12 +279,17 @@ def rebuild_locked(
                 f"missing in their queue. Nothing was changed; {command('repair', root)} says what tells them apart",
                 path=str(root / names.COMMIT_LOG),
             )
-        if not may_serve_less and (served := list(_left_out_now(root, rebuilt.left_out, disk))):
+        if (
+            "queues" in parts
+            and not may_serve_less
+            and (moved_light := list(_moved_light(root, staging, rebuilt.left_out, disk)))
+        ):
+            topic, number, offset = moved_light[0]
             raise CorruptData(
-                f"messages that light queues serve would be missing in them: {len(served):,}, the first at offset "
-                f"{served[0].queue_offset:,} of {served[0].topic}/{served[0].queue_id} and log offset "
-                f"{served[0].commit_log_offset:,}: messages before it name later offsets. Nothing was changed; "
-                f"{command('repair', root)} lets each stand where its unit is",
+                f"messages of light queues that would be missing in them or stand elsewhere: {len(moved_light):,}, the "
+                f"first at offset {number:,} of {topic}/{LIGHT_QUEUE_ID} and log offset {offset:,}: it or messages "
+                f"before it name later offsets. Nothing was changed; {command('repair', root)} lets each stand where "
+                "its unit is",
                 path=str(root / names.COMMIT_LOG),
             )
         if "queues" in parts and not may_serve_less and differ(root, staging, log):
@@ -396,19 +402,30 @@ def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: 
     return None
 
 
-def _left_out_now(root: Path, left_out: Collection[LeftOut], disk: Disk) -> Iterator[LeftOut]:
-    """Messages that are left out of light queues whose units lead to them at the very offsets they name."""
-    served = {
-        topic: {
-            unit
-            for numbers, offsets, *_ in written_units(
-                root / names.CONSUME_QUEUE / topic / str(LIGHT_QUEUE_ID), UNIT, disk
-            )
-            for unit in zip(numbers.tolist(), offsets.tolist(), strict=True)
-        }
-        for topic in {one.topic for one in left_out if is_light(one.topic)}
-    }
-    return (one for one in left_out if (one.queue_offset, one.commit_log_offset) in served.get(one.topic, ()))
+def _moved_light(
+    root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk
+) -> Iterator[tuple[str, int, int]]:  # fmt: skip
+    """Light queue, queue offset and log offset of the units that lead to a message that is left out, though it names
+    that offset, or to one that RocketMQ put in front of the offset it names."""
+    for topic, queue_id, directory in queue_directories(root, names.CONSUME_QUEUE, disk):
+        if is_light(topic) and queue_id == LIGHT_QUEUE_ID:
+            numbers, offsets = _units_of(directory, disk)
+            named, records = _units_of(staging / directory.relative_to(root), disk)
+            out = {(one.queue_offset, one.commit_log_offset) for one in left_out if one.topic == topic}
+            is_appended = are_appended(records, named, numbers, offsets)
+            for number, offset, is_moved in zip(numbers.tolist(), offsets.tolist(), is_appended.tolist(), strict=True):
+                if is_moved or (number, offset) in out:
+                    yield topic, number, offset
+
+
+def _units_of(directory: Path, disk: Disk) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Queue offsets and log offsets of the units of a queue that lead to messages."""
+    pieces = [(np.empty(0, np.int64),) * 2]
+    for numbers, offsets, *_, tags_codes in written_units(directory, UNIT, disk):
+        is_message = tags_codes != LOST_TAGS_CODE
+        pieces.append((numbers[is_message], offsets[is_message]))
+    numbers, offsets = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return numbers, offsets
 
 
 def _told_unqueued(records: list[Record]) -> str:

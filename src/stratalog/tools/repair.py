@@ -107,7 +107,10 @@ def _copied(source: Path, target: Path, step: Step, disk: Disk) -> Path:
     """A copy of the store in an empty directory. What a rebuild replaces is copied too: it is what a failed repair
     leaves."""
     step(f"copy to {target}")
-    disk.replace(target / UNFINISHED_COPY, os.fsencode(source.absolute()))
+    with closing(disk.create(target / UNFINISHED_COPY)) as mark:  # there before anything else is
+        mark.write(0, os.fsencode(source.absolute()))
+        mark.sync()
+    disk.sync_directory(target)
     copy_tree(source, target, disk, without=frozenset({LOCK, STAGING, UNFINISHED_COPY}))
     if is_ours(source, PrivateDisk()):
         disk.replace(target / LOCK, OWN_MARK)
@@ -202,7 +205,7 @@ def _set_aside(root: Path, action: Action, disk: Disk) -> None:
                 copy.write(size, data)
             size += len(data)
         disk.os.ftruncate(copy.fd, size)
-        disk.os.fsync(copy.fd)
+        copy.sync()
     about = {
         "file": action.path, "position": action.position, "size": action.size, "commitLogOffset": begin,
         "reason": action.reason,

@@ -285,6 +285,7 @@ class Judge:
                 if one.key == queue.key
                 and (low == one.queue_offset) + (one.queue_offset + 1 == high) >= max(joined, 1)
             ]  # fmt: skip
+            led += [queue.appended[offset]] if offset in queue.appended else []
             if led and at not in outvoted:
                 found[at] = led[0] + 1
         return [*found]
@@ -351,9 +352,10 @@ class Judge:
             data = proposed[offset].data if offset in proposed else self._read(offset, size)
             numbers = {queue.key[0]: number for queue in queues for number in self._light_numbers(queue, offset, size)}
             own = self._sure_places(data, offset)
+            is_sure = offset in proposed or any(offset in queue.appended for queue in queues)
             for chosen in (numbers, *({name: number} for name, number in numbers.items())):
                 found = with_light_places(data, own | chosen) if chosen.items() - own.items() else None
-                if found and (offset in proposed or self._is_in_place(offset, found)):
+                if found and (is_sure or self._is_in_place(offset, found)):
                     for name in self._places(data, offset).keys() - self._places(found, offset).keys() | chosen.keys():
                         queue = self._evidence.queue(name, LIGHT_QUEUE_ID)
                         queue.remove(np.flatnonzero(queue.offsets == offset).tolist())
