@@ -229,6 +229,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(inflicted=damages())
 @example(inflicted=[("cut", 3, 1), ("cut", 3, 1)])
 @example(inflicted=[("cut", 0, 1), ("lose", 0, 1)])
+@example(inflicted=[("cut", 2, 1), ("cut", 3, 1)])
 def test_after_any_damage_a_repaired_store_is_whole_and_keeps_every_whole_record(
     inflicted: list[tuple[str, int, int]], pristine: Pristine, scratch: Path
 ) -> None:

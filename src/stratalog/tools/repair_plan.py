@@ -283,13 +283,14 @@ def _keep_what_is_written_to(file_actions: list[Action], plan: RepairPlan) -> li
     record of which a part was lost could make it look whole, if the repair does not come to its end. An empty last file
     goes, unless placeholders come into it: then it gets its size; and so does one that is not there yet."""
     needed = {action.path for action in plan.actions if action.kind in ("cover", "cut", "mend")}
+    dropped = {action.path for action in plan.actions if action.kind == "drop"}
     full_size = plan.settings.commit_log_file_size
     actions = [
         Action("extend", action.path, 0, full_size, CUT)
         if action.kind == "remove" and action.path in needed
         else action
-        for action in file_actions
-    ]
+        for action in file_actions if action.kind != "extend" or action.path not in dropped
+    ]  # fmt: skip
     made = {action.path for action in actions if action.kind in ("create", "extend")}
     there = {f"{COMMIT_LOG}/{name}" for name, (size, _) in plan.stamps.items() if size}
     actions += [Action("create", path, size=full_size, reason=TAIL) for path in sorted(needed - made - there)]
