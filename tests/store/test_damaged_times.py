@@ -1,5 +1,6 @@
 """One changed bit in the store time of a record, which nothing covers: it hides no other message from a query."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,20 @@ def test_all_other_keys_are_found(which: int, bit: int, road: str, tmp_path: Pat
         for number in set(range(COUNT)) - {which}:
             assert [message.body for message in store.query("t", key=f"k{number}")] == [b"%d" % number]
             assert store.query("t", key=f"k{number}", begin=begin - 1000)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1, -(1 << 63)])
+def test_the_time_of_the_first_record_of_a_log_file_is_the_same_for_all_tools(value: int, tmp_path: Path) -> None:
+    """Its item is made with the time of the item before, which `verify` met in another file."""
+    clock = itertools.count(1_700_000_000_000_000_000, 3_000_000_000)
+    sizes = SMALL | {"mapped_file_size_commit_log": 8192}
+    with stratalog.open(tmp_path, **sizes, **QUIET, clock_ns=lambda: next(clock)) as store:
+        for number in range(60):
+            store.put("t", b"x" * 300, keys=f"k{number}")
+    _, path, *_ = sorted((tmp_path / "commitlog").iterdir())
+    data = bytearray(path.read_bytes())
+    at = HEAD.position("store_timestamp")
+    data[at : at + 8] = value.to_bytes(8, "big", signed=True)
+    path.write_bytes(data)
+    rebuild(tmp_path)
+    assert verify(tmp_path).problems == []

@@ -13,6 +13,7 @@ from stratalog.config.settings import StoreSettings
 from stratalog.errors import CorruptData, counted
 from stratalog.kernels.index import (
     HEADER_BEGIN_TIMESTAMP,
+    HEADER_END_TIMESTAMP,
     HEADER_NEXT_ITEM,
     put_keys,
 )
@@ -171,6 +172,8 @@ class IndexCheck:
         self._settings = settings
         self._with_tags = self._tags_seen = settings.compatibility != "5.3"
         self._begin = self._missing_count = self._left_out_tags = self._unknown_count = 0
+        self._last_timestamp = self._made_timestamp = 0
+        """Time of the last item before this chunk, which a damaged time counts as; and of the last that was made."""
         self._files: list[_IndexFile] = []
         self._of_other_size = False
         self._knows_sizes = bool(settings.max_hash_slot_num and settings.max_index_num)
@@ -208,7 +211,7 @@ class IndexCheck:
         self._report.index_item_count += sum(len(items) for _, items in taken)
         if not self._are_as_expected(chunk, taken):
             self._report_differences(chunk, taken)
-        self._begin = below
+        self._begin, self._last_timestamp = below, self._made_timestamp
 
     def _are_as_expected(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> bool:
         """The usual case: all items of the chunk in one file, in order, with tags or without as in the chunk before."""
@@ -226,6 +229,7 @@ class IndexCheck:
         """The items that the kernel makes of the chunk, with times as that file counts them."""
         header = np.zeros(len(HEADER.fields), np.int64)
         header[HEADER_BEGIN_TIMESTAMP] = file.header.begin_timestamp if file else 0
+        header[HEADER_END_TIMESTAMP] = self._last_timestamp
         stored = np.frombuffer(self._scratch, ITEM.dtype, _SCRATCH_ITEMS, items_position(1))
         pieces = []
         record = key = 0
@@ -240,6 +244,7 @@ class IndexCheck:
             pieces.append([made[name].astype(np.int64) for name in ("commit_log_offset", "key_hash", "seconds")])
             if record == len(chunk.positions):
                 break
+        self._made_timestamp = int(header[HEADER_END_TIMESTAMP])
         return _Items(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
 
     def _report_differences(self, chunk: Chunk, taken: list[tuple[_IndexFile, _Items]]) -> None:
