@@ -453,6 +453,7 @@ class Disk:
 
     @property
     def fcntl(self) -> Any:
+        """The same for `fcntl`."""
         return self._process.fcntl
 
     def create(self, path: Path) -> OpenFile:

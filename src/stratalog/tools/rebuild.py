@@ -412,10 +412,11 @@ def _moved_light(
             numbers, offsets = _units_of(directory, disk)
             named, records = _units_of(staging / directory.relative_to(root), disk)
             out = {(one.queue_offset, one.commit_log_offset) for one in left_out if one.topic == topic}
-            is_appended = are_appended(records, named, numbers, offsets)
-            for number, offset, is_moved in zip(numbers.tolist(), offsets.tolist(), is_appended.tolist(), strict=True):
-                if is_moved or (number, offset) in out:
-                    yield topic, number, offset
+            is_moved = are_appended(records, named, numbers, offsets)
+            if out:
+                is_moved |= [unit in out for unit in zip(numbers.tolist(), offsets.tolist(), strict=True)]
+            for number, offset in zip(numbers[is_moved].tolist(), offsets[is_moved].tolist(), strict=True):
+                yield topic, number, offset
 
 
 def _units_of(directory: Path, disk: Disk) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
