@@ -238,7 +238,7 @@ class OpenFile:
 
     def data_end(self) -> int:
         """Position after which nothing was ever written, where the file system can tell."""
-        return data_end(self.fd, os.fstat(self.fd).st_size)
+        return data_end(self.fd, self.process.os.fstat(self.fd).st_size)
 
     def zero_from(self, position: int) -> None:
         """Zero what was written after `position`. The file keeps its length throughout."""
@@ -462,7 +462,11 @@ class Disk:
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with all below it, but not durably."""
-        for _, directories, files, fd in os.fwalk(path, topdown=False):  # follows no link
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        for _, directories, files, fd in os.fwalk(path, topdown=False, onerror=refuse):  # follows no link
             for name in files:
                 self._process.os.unlink(name, dir_fd=fd)
             for name in directories:
@@ -593,9 +597,10 @@ class PrivateFile(OpenFile):
     def _copy(self) -> MappedFile:
         copy = self._changed.get(self.path)
         if copy is None:
-            size = os.fstat(self.fd).st_size
+            size = self.process.os.fstat(self.fd).st_size
             copy = self._changed[self.path] = MappedFile(self.path, None, mmap.mmap(-1, size), self.process)
-            written = os.pread(self.fd, data_end(self.fd, size), 0)
+            end = data_end(self.fd, size)
+            written = self.process.os.pread(self.fd, end, 0)
             copy.map[: len(written)] = written
         return copy
 

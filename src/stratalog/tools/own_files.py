@@ -69,7 +69,7 @@ def refuse_links(root: Path, *, but: tuple[str, ...] = ()) -> None:
         if link is not None:
             raise ConfigurationError(
                 f"{link} is a symbolic link, and a repair does not write through links: put the file or directory "
-                "itself in its place (a copy with `cp -L`)"
+                "itself in its place (a copy with `cp -rL`)"
             )
 
 
