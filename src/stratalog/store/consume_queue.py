@@ -44,6 +44,8 @@ class ConsumeQueue:
         self.is_damaged = False
         self.unordered_end = -1
         """The end that `load` found, if the unit there points to an older record than one before it."""
+        self.has_later_files = False
+        """Whether there are files with units after that end."""
         self.is_replaced = False
         """Its files are another queue's: no unit counts."""
         self.is_kept: Callable[[Sequence[int]], bool] | None = None
@@ -69,7 +71,8 @@ class ConsumeQueue:
         """Find the files and the end of the sound units. What follows it recovery builds again."""
         self.is_damaged = not self._files.load()
         self.end_offset = self._sound_end(self._files.starts[-1:] if only_newest_file else self._files.starts)
-        while len(self._files.starts) > 1 and self._files.starts[-1] >= self.end_offset * UNIT.size:
+        while len(self._files.starts) > 1 and (start := self._files.starts[-1]) >= self.end_offset * UNIT.size:
+            self.has_later_files |= any(self._files.read(start, self._files.data_end(start)))
             self._files.remove_last()
 
     def given_end(self, log_end: int) -> int:

@@ -273,13 +273,11 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
         return _begins(log, commit_log_offset, size)
     if record.total_size != size or not is_in_queue(record, queue, queue_offset):
         return False
-    is_doubtful = isinstance(queue, ConsumeQueue) and queue.unordered_end == queue_offset + 1  # or the unit after it is
-    if (
-        is_doubtful
-        and _may_be_light(queue)
-        and light_offset(record.topic, record.properties, queue.topic) > queue_offset
-    ):
-        return False
+    if isinstance(queue, ConsumeQueue) and _names_later(queue, queue_offset, record):
+        first = _record_at(log, queue.unit(queue.first_offset)[0])
+        is_last = queue.unordered_end == queue_offset + 1  # or the unit after it is wrong
+        if is_last or queue.has_later_files or (first and _names_later(queue, queue.first_offset, first)):
+            return False  # RocketMQ puts them in front of that only after one that is in its place, and at the end
     if isinstance(queue, BatchQueue):
         covered = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
         if (unit[3], unit[5]) != (record.store_timestamp, covered):
@@ -287,6 +285,11 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
     tags = string_hash(find_property(record.properties, TAGS.encode()) or "")
     is_other = queue.topic == SCHEDULE_TOPIC or is_extension_address(tags_code)
     return is_other or tags_code == tags
+
+
+def _names_later(queue: UnitQueue, queue_offset: int, record: Record) -> bool:
+    """Whether the record of a light queue's unit names a later offset there."""
+    return _may_be_light(queue) and light_offset(record.topic, record.properties, queue.topic) > queue_offset
 
 
 def indexed_end(root: Path, disk: Disk) -> int:
