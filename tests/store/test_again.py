@@ -17,6 +17,7 @@ from stratalog.errors import DiskFull, NotAStore, StoreUnavailable, StratalogErr
 from stratalog.layout.message import LOST_FLAG
 from stratalog.layout.names import STAGING, UNFINISHED_COPY
 from stratalog.layout.queue import BATCH_UNIT, UNIT
+from stratalog.store.disk import Disk
 from stratalog.tools import rebuild as rebuilding
 from stratalog.tools import repair as repairing
 from stratalog.tools.rebuild import rebuild
@@ -101,7 +102,7 @@ def test_what_a_rebuild_left_that_was_killed_is_in_nobodys_way(
     before = content(root)
     with monkeypatch.context() as patch:
         patch.setattr(rebuilding, "_build", killed)
-        patch.setattr(shutil, "rmtree", lambda *given, **named: None)
+        patch.setattr(Disk, "remove_tree", lambda *given: None)
         with pytest.raises(Killed):
             rebuild(root, settings=GIVEN)
     assert (root / STAGING / "commitlog").is_symlink()
@@ -130,7 +131,7 @@ def test_where_directories_cannot_be_exchanged_in_one_step_the_old_one_comes_bac
     root = make(tmp_path / "store", "one queue")
     (root / STAGING).mkdir()
     (root / "consumequeue").rename(root / STAGING / "consumequeue.tmp")
-    rebuilding.clear_staging(root)
+    rebuilding.clear_staging(root, Disk())
     assert verify(root, settings=GIVEN).ok
     assert not (root / STAGING).exists()
 
