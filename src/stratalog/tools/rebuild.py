@@ -279,19 +279,8 @@ def rebuild_locked(
                 f"missing in their queue. Nothing was changed; {command('repair', root)} says what tells them apart",
                 path=str(root / names.COMMIT_LOG),
             )
-        if (
-            "queues" in parts
-            and not may_serve_less
-            and (moved_light := list(_moved_light(root, staging, rebuilt.left_out, disk)))
-        ):
-            topic, number, offset = moved_light[0]
-            raise CorruptData(
-                f"messages of light queues that would be missing in them or stand elsewhere: {len(moved_light):,}, the "
-                f"first at offset {number:,} of {topic}/{LIGHT_QUEUE_ID} and log offset {offset:,}: it or messages "
-                f"before it name later offsets. Nothing was changed; {command('repair', root)} lets each stand where "
-                "its unit is",
-                path=str(root / names.COMMIT_LOG),
-            )
+        if "queues" in parts and not may_serve_less:
+            _refuse_to_move_light(root, staging, rebuilt.left_out, disk)
         if "queues" in parts and not may_serve_less and differ(root, staging, log):
             _refuse_foreign(root, settings, disk, outside, has_light=has_light or bool(light))
         for topic in () if may_serve_less else outside.keys() & topics.configs.keys():
@@ -400,6 +389,17 @@ def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: 
                 return one
             begun[one.topic] |= {way, *ways}
     return None
+
+
+def _refuse_to_move_light(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> None:
+    if moved := list(_moved_light(root, staging, left_out, disk)):
+        topic, number, offset = moved[0]
+        raise CorruptData(
+            f"messages of light queues that would be missing in them or stand elsewhere: {len(moved):,}, the first at "
+            f"offset {number:,} of {topic}/{LIGHT_QUEUE_ID} and log offset {offset:,}: it or messages before it name "
+            f"later offsets. Nothing was changed; {command('repair', root)} lets each stand where its unit is",
+            path=str(root / names.COMMIT_LOG),
+        )
 
 
 def _moved_light(
