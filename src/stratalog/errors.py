@@ -29,7 +29,7 @@ from typing import Any
 
 NOTHING_DONE = re.compile(
     r"[.;,]? nothing was (written|changed|done|put)\.?$"
-    r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ (were put: go on with the next|are in the log, .*)$",
+    r"|\. The first [\d,]+ of [\d,]+ [a-z ]+ (were put: go on after them|are in the log, .*)$",
     re.IGNORECASE,
 )
 """How errors end that are about one message, or about a part of several."""
@@ -80,7 +80,7 @@ OF_LIST = "messages of the list"
 def partly_put(error: StratalogError, put_count: int, count: int, what: str) -> StratalogError:
     """The error that ended a put of several, saying how many (`what`) were put."""
     raised = copy(error)  # it may be one that the store raises again
-    how = "were put: go on with the next"
+    how = "were put: go on after them"
     if isinstance(error, StoreFailed):
         how = "are in the log, and not known to be durable: open the store again and read what is there"
     raised.args = (f"{NOTHING_DONE.sub('', str(error))}. The first {put_count:,} of {count:,} {what} {how}",)

@@ -214,7 +214,7 @@ def test_the_only_log_file_is_trimmed_to_the_size_that_is_given(kind: Kind, more
     (tmp_path / "file-sizes.json").unlink()
     path = tmp_path / "commitlog" / f"{0:020d}"
     os.truncate(path, path.stat().st_size + more)
-    with pytest.raises(CorruptData, match="--set=mapped_file_size_commit_log=16384` mends it"):
+    with pytest.raises(CorruptData, match="--set=mapped_file_size_commit_log=16384` shows what can be mended"):
         kind.open(tmp_path)
     assert repair(plan_repair(tmp_path, settings=settings_of(kind))).ok
     with kind.open(tmp_path) as store:

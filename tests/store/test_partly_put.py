@@ -100,7 +100,7 @@ def check_said(error: StratalogError, put: int) -> None:
     if put:
         assert f"The first {put:,} of {COUNT:,} " in told
         in_log = "are in the log, and not known to be durable"
-        assert told.count(in_log if isinstance(error, StoreFailed) else "were put: go on with the next") == 1
+        assert told.count(in_log if isinstance(error, StoreFailed) else "were put: go on after them") == 1
         assert "othing was" not in told
     else:
         assert "were put" not in told

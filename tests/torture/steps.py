@@ -1,7 +1,7 @@
 """Whatever makes opening refuse a store: `verify` reports it, and the first command that it names mends it.
 
-Each file of every kind of store is missing, empty, a byte shorter or longer, or a directory; the store was closed or
-crashed; sizes are given or found.
+Each file of every kind of store is missing, empty, one byte long, a byte shorter or longer, or a directory; the store
+was closed or crashed; sizes are given or found.
 """
 
 import itertools
@@ -40,6 +40,10 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def one_byte(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1])
+
+
 def shorter(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -54,7 +58,7 @@ def directory(path: Path) -> None:
 
 
 Change = Callable[[Path], None]
-CHANGES: tuple[Change, ...] = (missing, empty, shorter, longer, directory)
+CHANGES: tuple[Change, ...] = (missing, empty, one_byte, shorter, longer, directory)
 
 
 def steps(torture: Torture, row: Row) -> None:
@@ -110,7 +114,7 @@ def judge(root: Path, settings: StoreSettings, copy: Path) -> str:
         raise Undetected(f"opening: {refusal}; verify: {report.problems[:1]}")
     command, place = named[0]
     if command.startswith("restore"):
-        if any(path.is_file() and path.stat().st_size for path in (root / COMMIT_LOG).iterdir()):
+        if any(path.is_file() and path.stat().st_size > 1 for path in (root / COMMIT_LOG).iterdir()):
             raise Undetected(f"the log is there; verify: {report.problems[0]}")
         return "lost their log"
     try:

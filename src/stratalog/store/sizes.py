@@ -286,7 +286,7 @@ def other_size_step(name: str, size: int, root: Path, disk: Disk) -> str:
     repair, given = command("repair", root), f"--set={name}={size}"
     if not any(option == given or option.startswith("--conf") for option in given_options):
         repair = f"{repair[:-1]} {given}`"
-    step = f"If the store uses another size, give {name}; if not, {repair} mends it"
+    step = f"If the store uses another size, give {name}; if not, {repair} shows what can be mended"
     if noted_sizes(root, disk).get(name) == size:
         step += f". {root / names.SIZES} notes {size:,}: if that is wrong, remove it"
     return step

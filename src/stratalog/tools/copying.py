@@ -29,6 +29,9 @@ def copy_file(source: Path, target: Path, disk: Disk) -> None:
             disk.os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
             disk.os.fchmod(copy, mode)
             os.fsync(copy)
+        except OSError as error:
+            error.filename = error.filename or str(target)  # a full disk is said of a descriptor
+            raise
         finally:
             os.close(copy)
     finally:
