@@ -45,6 +45,10 @@ class Dropped(Exception):
     """The same, which the event loop logs and drops when it is raised in a callback."""
 
 
+class Late(TimeoutError):
+    """The same of a handler that ends what takes too long: an `OSError`, though the system did not raise it."""
+
+
 class Injector:
     """Within it, the n-th point raises `Interrupted`, or what is given; `point` says which that was, None when there
     were fewer. With `calls` it calls that instead.

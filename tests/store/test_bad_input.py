@@ -246,7 +246,9 @@ def test_a_queue_file_of_another_size_is_refused_or_built_again(number: int, siz
     data = path.read_bytes()
     path.write_bytes(data[:size].ljust(size, b"\0"))
     if size:
-        with pytest.raises(CorruptData, match=r"mapped_file_size_consume_queue.*`stratalog repair .*` shows what can be mended"):
+        with pytest.raises(
+            CorruptData, match=r"mapped_file_size_consume_queue.*`stratalog repair .*` shows what can be mended"
+        ):
             stratalog.open(root, **SMALL)
         repair(plan_repair(root, settings=StoreSettings(**SMALL)))
     assert bodies(open_store()) == expected()

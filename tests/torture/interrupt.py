@@ -20,6 +20,7 @@ from crash.interrupts import (
     Dropped,
     Injector,
     Interrupted,
+    Late,
     check_descriptors,
     interrupted_after,
     open_descriptors,
@@ -364,11 +365,11 @@ def _ends_by_interrupt() -> Iterator[None]:
     """The interrupt, or what `threading` made of it: its `Condition.wait` may release a lock twice."""
     try:
         yield
-    except (Interrupted, Dropped, StoreClosed):  # the last one after a handler that closes the store
+    except (Interrupted, Dropped, Late, StoreClosed):  # the last one after a handler that closes the store
         pass
     except RuntimeError as error:
         cause: BaseException | None = error
-        while cause and not isinstance(cause, Interrupted | Dropped):
+        while cause and not isinstance(cause, Interrupted | Dropped | Late):
             cause = cause.__context__
         if not cause:
             raise
@@ -469,7 +470,7 @@ def points(torture: Torture, row: Row) -> None:
         for number in sorted(torture.chance("interrupt", name).sample(counted.points, count)):
             case = f"{name}/{number}"
             if torture.wants(case):
-                raises = Dropped if "async" in name and number % 4 > 1 else Interrupted
+                raises = (Interrupted, Late, Dropped)[number // 2 % (3 if "put_async" in name else 2)]
                 injector = Injector(number, returns=returns, raises=raises)
                 with row.case(case, seconds=HANG_S), _named(injector):
                     course(scene, lambda injector=injector: injector, bool(number % 2))

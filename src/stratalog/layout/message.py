@@ -213,7 +213,9 @@ class Host:
             if name.startswith("["):
                 return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), port)
             return cls(socket.inet_pton(socket.AF_INET, name), port)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):  # of a signal handler
+                raise
             raise IllegalMessage(f"host {text[:80]!r} is neither 1.2.3.4:port nor [v6]:port") from None
 
     def __str__(self) -> str:

@@ -190,7 +190,7 @@ def absolute_path(name: str, value: Any) -> Path:
     path = Path(path_text(name, value))
     try:
         return path.absolute()
-    except OSError:
+    except FileNotFoundError:
         raise ConfigurationError(
             f"{name} {str(path)!r}: the current directory of this process was removed; give an absolute path"
         ) from None

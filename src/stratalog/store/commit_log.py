@@ -337,7 +337,8 @@ class CommitLog:
                 for file in self._files[first : last + 1]:
                     file.sync()
             except OSError as error:
-                self._flush_error = error  # first: no flush is tried again, whatever a signal handler raises now
+                # First: no flush is tried again, whatever a signal handler raises now. Without a number, one raised this.
+                self._flush_error = error if error.errno is not None else None
                 self.fail(failed(f"flush of {self.directory}", error))
                 assert self._failure is not None
                 raise self._failure from error

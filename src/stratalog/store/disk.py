@@ -26,7 +26,7 @@ import numpy as np
 from stratalog.errors import CorruptData, DiskFull, NotAStore, StoreClosed, StoreFailed, StoreLocked
 from stratalog.layout.names import ABORT, OWN_MARK, is_topic, queue_id_of
 from stratalog.store.forks import unwatch, watch
-from stratalog.store.os_errors import FULL, next_step
+from stratalog.store.os_errors import FULL, is_of_system, next_step
 
 ClockNs = Callable[[], int]
 """Nanoseconds since the epoch; `time.time_ns` in production."""
@@ -290,7 +290,8 @@ class _Descriptor:
 
 def _name(error: OSError, path: Path) -> None:
     """Let the error of a call with a descriptor name the file."""
-    error.filename = error.filename or str(path)
+    if is_of_system(error):
+        error.filename = error.filename or str(path)
 
 
 class Disk:
@@ -544,7 +545,8 @@ class _Lock:
                 raise
             if self._place in _held:
                 raise StoreLocked(
-                    f"{path.parent} is already open for writing in this process: use that store object"
+                    f"{path.parent} is already open for writing in this process: use that store object, or close it "
+                    "(again, if its close was interrupted)"
                 ) from None
             raise StoreLocked(
                 f"{path} is locked: the store is open in another process; close it there. It can be read meanwhile"
@@ -766,12 +768,17 @@ def data_end(fd: int, size: int) -> int:
         while end < size:
             end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
     except OSError as error:
+        if not is_of_system(error):
+            raise
         return end if error.errno == errno.ENXIO else size
     return size
 
 
 def failed(what: str, error: OSError) -> StoreFailed:
-    """The error after a write or flush that must not be tried again (the kernel reports a lost page only once)."""
+    """The error after a write or flush that must not be tried again (the kernel reports a lost page only once). Raises
+    what a signal handler raised."""
+    if not is_of_system(error):
+        raise error
     return StoreFailed(
         f"{what}: {error.strerror or error}; the store takes no more messages. What was acknowledged as durable is "
         f"safe: close the store, {next_step(error)}, and open it again"

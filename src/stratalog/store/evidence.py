@@ -208,7 +208,7 @@ def drop_torn(
 
     torn: dict[UnitQueue, Torn] = {}
     for queue in dispatcher.queues.values():
-        if queue.last_unit() is None or (only_batches and not isinstance(queue, BatchQueue)):
+        if (only_batches and not isinstance(queue, BatchQueue)) or queue.last_unit() is None:
             continue
         newest, *before = queue.newest_units(2)
         if not agrees(queue, *newest):
@@ -353,10 +353,9 @@ def _begins(log: CommitLog, commit_log_offset: int, size: int) -> bool:
 
 def queues_are_intact(log: CommitLog, seal: Seal | None, dispatcher: Dispatcher) -> bool:
     """Whether the queues hold at least what the seal says; a store that RocketMQ closed has no seal to break."""
-    if any(queue.is_damaged or lacks_extension(queue, log.first_offset) for queue in dispatcher.queues.values()):
-        return False
-    if any(queue.is_replaced for queue in dispatcher.queues.values()):
-        return False
+    for queue in dispatcher.queues.values():
+        if queue.is_damaged or queue.is_replaced or lacks_extension(queue, log.first_offset):
+            return False
     if seal is None:
         return True
     return unit_counts(dispatcher, seal.log_end_offset) == (seal.queue_count, seal.unit_count)

@@ -83,6 +83,7 @@ from stratalog.store.rederive import Meter, Progress, is_long
 from stratalog.store.sizes import note_sizes
 from stratalog.store.snapshot import (
     QueueEnd,
+    forget_decoded,
     forget_ends,
     is_ours,
     load_queues,
@@ -184,7 +185,10 @@ class MessageStore(Uncopied):
         """Recover, and start the threads; called once, by `stratalog.open`, which holds the lock, and calls `release`
         when this raises. `last_locked` is the lock file as it was before."""
         watch(self, self.root)
-        self._load(last_locked, progress)
+        try:
+            self._load(last_locked, progress)
+        finally:
+            forget_decoded()
         if not self.log.files and not self._disk.read_only:
             note_sizes(self.settings, self.root, self._disk, guessed=self._guessed_sizes)
 

@@ -21,6 +21,12 @@ SHORTAGES = TOO_MANY_OPEN | {errno.ENOMEM}
 _WRONG_PATH = frozenset({errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG})
 
 
+def is_of_system(error: OSError) -> bool:
+    """Whether a call to the system failed. A signal handler may raise an `OSError`, too: a `TimeoutError` has no
+    number."""
+    return error.errno is not None
+
+
 def open_files_max() -> int:
     """How many files this process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -72,7 +78,10 @@ def in_the_way(path: Path) -> Path:
 
 
 def refusal(what: str, error: OSError | MemoryError, effect: str = "Nothing was changed") -> StratalogError:
-    """The error for a store that could not be opened or read, and nothing was changed."""
+    """The error for a store that could not be opened or read, and nothing was changed. Raises what a signal handler
+    raised."""
+    if isinstance(error, OSError) and not is_of_system(error):
+        raise error
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if number in FULL:
         return DiskFull(f"{what}: {reason(error)}; {next_step(error)}. Reading needs none")
@@ -117,7 +126,7 @@ def refusing(what: str, effect: str = "Nothing was changed") -> Iterator[None]:
         raise
     except (OSError, MemoryError, DiskFull, StoreFailed, StoreUnavailable) as error:
         cause = cause_of(error)
-        if cause is None:
+        if cause is None or (isinstance(cause, OSError) and not is_of_system(cause)):
             raise
         number = cause.errno if isinstance(cause, OSError) else errno.ENOMEM
         if number in FULL:

@@ -16,7 +16,7 @@ and is looked at too.
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -320,11 +320,13 @@ def load_queues(
     `lock` is the lock file's stamp from before it was taken, None when the last stop was not clean. `is_known` says
     that the store `is_ours`.
     """
-    snapshot = _without_collections(partial(_read, root, disk))
+    snapshot = _read(root, disk)
     damages = _left(snapshot, log)
     begins = _noted_begins(snapshot, root, disk) if snapshot else []
     if lock and snapshot and seal and _holds(snapshot, root, disk, log, seal, lock):
         is_same = _without_collections(partial(_restore_all, snapshot, root, disk, dispatcher))
+        if is_same:  # each queue of these is what the snapshot says
+            snapshot = msgspec.structs.replace(snapshot, topics=[])
         _mark_replaced(snapshot, dispatcher, log)
         return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
@@ -415,14 +417,26 @@ def _is_whole(stored: bytes) -> bool:
 def _read(root: Path, disk: Disk) -> _Snapshot | None:
     try:
         stored = disk.read(root / names.SNAPSHOT)
-        if stored is None or not _is_whole(stored):
-            return None
+    except CorruptData:
+        return None
+    return None if stored is None else _without_collections(partial(_decoded, stored))
+
+
+@lru_cache(maxsize=1)
+def _decoded(stored: bytes) -> _Snapshot | None:
+    """Kept until `forget_decoded`, because an opening asks for it several times."""
+    if not _is_whole(stored):
+        return None
+    try:
         snapshot = msgspec.json.decode(stored[_CRC_SIZE:], type=_Snapshot)
-    except (CorruptData, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # damaged, or of another release
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # of another release
         return None
     others = [one.topic for one in snapshot.ends] + [one[0] for one in snapshot.others]
     others += [one[0] for one in snapshot.begins] + [one[0] for one in snapshot.newest]
     return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
+
+
+forget_decoded = _decoded.cache_clear
 
 
 def _is_possible(topic: _Topic) -> bool:

@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from stratalog.store.disk import FILE_MODE, UNFINISHED, Disk
+from stratalog.store.os_errors import FULL
 
 _FICLONE = 0x40049409
 """ioctl of Linux: let the file have the other file's blocks (Btrfs, XFS)."""
@@ -30,7 +31,8 @@ def copy_file(source: Path, target: Path, disk: Disk) -> None:
             disk.os.fchmod(copy, mode)
             os.fsync(copy)
         except OSError as error:
-            error.filename = error.filename or str(target)  # a full disk is said of a descriptor
+            if error.errno in FULL:  # said of a descriptor
+                error.filename = str(target)
             raise
         finally:
             os.close(copy)

@@ -1,0 +1,76 @@
+"""A queue file is an older copy, of a topic that was deleted and created again since: no deleted message is served
+silently, `verify` reports it, and the tools serve the live messages, or name the file."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.kinds import KINDS, Content, Kind, read_on
+from store.model import Clock
+from store.test_recreated_topics import STATES, delete, fill, settings_of
+from stratalog.errors import CorruptData
+from stratalog.tools.rebuild import rebuild
+from stratalog.tools.repair import repair
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+
+CASES = [(old, count) for old in (8, 9, 16, 30) for count in (10, 20, 46)]
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    assert isinstance(request.param, Kind)
+    return request.param
+
+
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize(("old", "count"), CASES)
+def test_an_older_file_of_a_deleted_topic(
+    kind: Kind, old: int, count: int, state: str, number: int, tmp_path: Path
+) -> None:
+    root, older, content, key = tmp_path / "store", tmp_path / "older", Content(), kind.queues[0]
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, old)
+    shutil.copytree(root, older)
+    with kind.open(root, clock_ns=Clock()) as store:
+        delete(store, kind)
+        fill(kind, store, content, old, old + count)
+    STATES[state](root)
+    expected, copies = content.queues[key], kind.files(older, key)
+    if (
+        len(kind.files(root, key)) < 2
+        or len(copies) <= number
+        or not (root / copies[number].relative_to(older)).exists()
+    ):
+        pytest.skip("no such file, or the only one")
+    file = root / copies[number].relative_to(older)
+    file.write_bytes(copies[number].read_bytes())
+    settings = settings_of(kind)
+    assert not verify(root, settings=settings).ok
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    try:
+        rebuild(copy, settings=settings)
+    except CorruptData:
+        pass
+    else:
+        with kind.open(copy, mode="r") as store:
+            assert read_on(store.queue(*key))[0] == expected
+    shutil.rmtree(copy)
+    shutil.copytree(root, copy)
+    try:
+        repair(plan_repair(copy, settings=settings))
+    except CorruptData as error:
+        assert str(file.relative_to(root)) in str(error)
+        (copy / file.relative_to(root)).unlink()
+        repair(plan_repair(copy, settings=settings))
+    assert verify(copy, settings=settings).ok
+    with kind.open(copy, mode="r") as store:
+        assert read_on(store.queue(*key))[0] == expected
+    with kind.open(root) as store:
+        found, errors, _ = read_on(store.queue(*key))
+        is_told = bool(errors or store.recovery.warning or store.recovery.notes or store.recovery.left_out)
+    assert found == expected or is_told or state == "closed by RocketMQ"
