@@ -40,8 +40,7 @@ class _Life:
         try:
             return step()
         except TimeoutError as error:
-            assert str(error) == "too long"
-            self.interrupted += 1
+            self.interrupted += str(error) == "too long"
             return step()
 
 

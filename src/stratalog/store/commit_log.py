@@ -337,7 +337,7 @@ class CommitLog:
                 for file in self._files[first : last + 1]:
                     file.sync()
             except OSError as error:
-                # First: no flush is tried again, whatever a signal handler raises now. Without a number, one raised this.
+                # First: no flush is tried again, whatever a signal handler raises; one raised this without a number.
                 self._flush_error = error if error.errno is not None else None
                 self.fail(failed(f"flush of {self.directory}", error))
                 assert self._failure is not None

@@ -15,19 +15,20 @@ and is looked at too.
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from stratalog.errors import CorruptData
+from stratalog.errors import CorruptData, command
 from stratalog.layout import names
 from stratalog.layout.light import light_offset
 from stratalog.layout.message import BLANK, crc_of
 from stratalog.layout.queue import UNIT
 from stratalog.layout.record import OFFSETS_END
+from stratalog.store.batch_queue import BatchQueue
 from stratalog.store.checkpoint import Seal
 from stratalog.store.commit_log import CommitLog
 from stratalog.store.consume_queue import ConsumeQueue
@@ -36,6 +37,7 @@ from stratalog.store.dispatch import Dispatcher, LeftOut
 from stratalog.store.extension import ExtendedQueue
 from stratalog.store.log_scan import Damage, is_finished, is_record
 from stratalog.store.queue_begin import QueueBegin, QueueKey
+from stratalog.store.queue_set import UnitQueue
 
 TICK_NS = 20_000_000
 """Longest tick of a file system's clock (a jiffy), and as much again."""
@@ -77,6 +79,14 @@ class QueueEnd(msgspec.Struct, array_like=True, frozen=True):
     """Queue offset and log offset of its first message, if its first unit agreed with it."""
 
 
+class _OtherFile(msgspec.Struct, array_like=True, frozen=True):
+    topic: str
+    queue_id: _QueueId
+    is_batch: bool
+    start: _Offset
+    stamp: Stamp
+
+
 class _Snapshot(msgspec.Struct, frozen=True):
     lock: Stamp
     log_file: Stamp
@@ -94,6 +104,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
     """Topic, queue id and log offset of the newest unit of those queues."""
     begins: list[tuple[str, _QueueId, _UnitOffset, _Offset]] = []
     """Topic, queue id, and queue offset and log offset of the begin of the queues whose units do not tell it."""
+    files: list[_OtherFile] = []
+    """Of the queues that are in no `_Topic`."""
 
 
 def store_snapshot(
@@ -110,9 +122,11 @@ def store_snapshot(
     begins = dispatcher.doubtful_begins
     with contextlib.suppress(OSError):
         lock = disk.mark(root / names.LOCK, names.OWN_MARK)
+        others = [queue for queue in everything if not (queues and isinstance(queue, ConsumeQueue))]
+        files = [file for queue in others for file in _other_files(queue, disk)]
         if not queues:
             log_range = log.first_offset, seal.log_end_offset
-            note_damages(root, disk, damages, left_out, *log_range, ends, begins, lock=lock, newest=newest)
+            note_damages(root, disk, damages, left_out, *log_range, ends, begins, lock=lock, newest=newest, files=files)
             return
         for key in [(queue.topic, queue.queue_id) for queue in queues]:
             del ends[key]
@@ -134,6 +148,7 @@ def store_snapshot(
             others=[(*key, end) for key, end in ends.items()],
             newest=[(*key, offset) for key, offset in newest.items()],
             begins=[(*key, *begin) for key, begin in begins.items()],
+            files=files,
         )
         _store(snapshot, root, disk)
 
@@ -141,7 +156,7 @@ def store_snapshot(
 def note_damages(
     root: Path, disk: Disk, damages: Iterable[Damage], left_out: Sequence[LeftOut], log_begin: int, log_end: int,
     ends: Mapping[QueueKey, int], begins: Mapping[QueueKey, QueueBegin], *, lock: Stamp = _NO_STAMP,
-    newest: Mapping[QueueKey, int] = {},
+    newest: Mapping[QueueKey, int] = {}, files: Sequence[_OtherFile] = (),
 ) -> None:  # fmt: skip
     """A snapshot of nothing but the log's damage, and the ends and begins of queues; without any there is none."""
     noted = [(damage.begin, damage.end, damage.reason) for damage in damages]
@@ -151,6 +166,7 @@ def note_damages(
         snapshot = _Snapshot(
             lock, _NO_STAMP, log_begin, log_end, 1, _NO_STAMP, [], damages=noted, left_out=list(left_out),
             others=others, begins=kept, newest=[(*key, offset) for key, offset in newest.items()],
+            files=[*files],
         )  # fmt: skip
         _store(snapshot, root, disk)
     else:
@@ -305,8 +321,16 @@ def _noted(root: Path, disk: Disk, queue: ConsumeQueue) -> _Queue:
     return _Queue(queue.queue_id, queue.starts[0], queue.end_offset, queue.newest(), disk.stamp(directory), files)
 
 
-def _directory(root: Path, topic: str, queue_id: int) -> str:
-    return f"{root}/{names.CONSUME_QUEUE}/{topic}/{queue_id}"
+def _other_files(queue: UnitQueue, disk: Disk) -> Iterator[_OtherFile]:
+    is_batch = isinstance(queue, BatchQueue)
+    for name in disk.files(queue.directory):
+        if (start := names.offset_of(name)) is not None:
+            stamp = disk.stamp(f"{queue.directory}/{name}")
+            yield _OtherFile(queue.topic, queue.queue_id, is_batch, start, stamp)
+
+
+def _directory(root: Path, topic: str, queue_id: int, tree: str = names.CONSUME_QUEUE) -> str:
+    return f"{root}/{tree}/{topic}/{queue_id}"
 
 
 def load_queues(
@@ -327,8 +351,12 @@ def load_queues(
         is_same = _without_collections(partial(_restore_all, snapshot, root, disk, dispatcher))
         if is_same:  # each queue of these is what the snapshot says
             snapshot = msgspec.structs.replace(snapshot, topics=[])
+        else:
+            _note_changed(snapshot, root, disk, dispatcher)
         _mark_replaced(snapshot, dispatcher, log)
         return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
+    if lock and snapshot and snapshot.lock == lock:
+        _note_changed(snapshot, root, disk, dispatcher)
     knows_ends = snapshot and is_known and _is_of_log(snapshot, root, disk)  # before queue files take descriptors
     above = root / names.CONSUME_QUEUE
     there = list(queue_directories(root, names.CONSUME_QUEUE, disk))  # refused before anything is removed
@@ -432,7 +460,11 @@ def _decoded(stored: bytes) -> _Snapshot | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # of another release
         return None
     others = [one.topic for one in snapshot.ends] + [one[0] for one in snapshot.others]
-    others += [one[0] for one in snapshot.begins] + [one[0] for one in snapshot.newest]
+    others += (
+        [one.topic for one in snapshot.files]
+        + [one[0] for one in snapshot.begins]
+        + [one[0] for one in snapshot.newest]
+    )
     return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
 
 
@@ -486,10 +518,35 @@ def _restore_all(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispat
     return all(found)
 
 
+def _note_changed(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher) -> None:
+    """Note the files of queues that are there, and not as they were."""
+    noted = {
+        f"{_directory(root, topic.name, queue.queue_id)}/{names.offset_name(start)}": stamp
+        for topic in snapshot.topics
+        for queue in topic.queues
+        for start, stamp in zip(_starts(snapshot, queue), queue.files, strict=True)
+    }
+    for one in snapshot.files:
+        path = _directory(
+            root, one.topic, one.queue_id, names.BATCH_CONSUME_QUEUE if one.is_batch else names.CONSUME_QUEUE
+        )
+        noted[f"{path}/{names.offset_name(one.start)}"] = one.stamp
+    changed = [path for path, stamp in noted.items() if disk.stamp(path) not in (stamp, _NO_STAMP)]
+    if changed:
+        dispatcher.notes.append(
+            f"queue files that were changed since the store was closed: {len(changed):,}, the first {changed[0]}. "
+            f"{command('verify', root)} compares them with the log"
+        )
+
+
+def _starts(snapshot: _Snapshot, noted: _Queue) -> list[int]:
+    size = snapshot.queue_file_size
+    return [noted.first_start + number * size for number in range(len(noted.files))]
+
+
 def _restore(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispatcher, topic: str, noted: _Queue) -> bool:
     """Let the dispatcher know a queue; returns whether it is as it was."""
-    directory, size = _directory(root, topic, noted.queue_id), snapshot.queue_file_size
-    starts = [noted.first_start + number * size for number in range(len(noted.files))]
+    directory, starts = _directory(root, topic, noted.queue_id), _starts(snapshot, noted)
     same = _is_same(snapshot, noted.directory, disk, directory) and all(
         _is_same(snapshot, stamp, disk, f"{directory}/{names.offset_name(start)}")
         for start, stamp in zip(starts, noted.files, strict=True)

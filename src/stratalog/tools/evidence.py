@@ -319,6 +319,25 @@ class Evidence:
         trees = (CONSUME_QUEUE, BATCH_CONSUME_QUEUE)
         return is_topic(key[0]) and any((self._root / tree / key[0] / str(key[1])).is_dir() for tree in trees)
 
+    def older_file(self, queue: "QueueEvidence", commit_log_offset: int) -> str:
+        """A file of a queue of which all units lead to before a log offset, though those of another one lead to after
+        it; empty when there is none."""
+        tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
+        directory, layout = self._root / tree / queue.key[0] / str(queue.key[1]), QUEUE_LAYOUTS[tree]
+        starts = [name for name in self._disk.files(directory) if not (offset_of(name) or 0) % layout.size]
+        units = written_units(directory, layout, self._disk)
+        ends = {name: int(offsets.max(initial=-1)) for name, (_, offsets, *_) in zip(starts, units, strict=False)}
+        if max(ends.values(), default=-1) < commit_log_offset:
+            return ""
+        return next(
+            (
+                f"{tree}/{queue.key[0]}/{queue.key[1]}/{name}"
+                for name, end in ends.items()
+                if 0 <= end < commit_log_offset
+            ),
+            "",
+        )
+
     def has_tree(self, queue: "QueueEvidence") -> bool:
         """Whether there is the directory that a queue's own directory lies below, with files that belong there: it
         stays when topics are deleted. One that is empty lost its queues, if it had any at the last clean stop."""

@@ -272,7 +272,7 @@ def rebuild_locked(
                 "says why not",
                 path=str(root / names.COMMIT_LOG),
             )
-        if not may_serve_less and (anew := _light_anew(root, staging, rebuilt.left_out, disk)):
+        if not may_serve_less and (anew := _begun_anew(root, staging, rebuilt.left_out, disk)):
             raise CorruptData(
                 f"the messages of {anew.topic}/{anew.queue_id} begin again at queue offset 0 at log offset "
                 f"{anew.commit_log_offset:,}, as those of a topic that was deleted and created again, and would be "
@@ -376,18 +376,25 @@ def clear_staging(root: Path, disk: Disk) -> None:
         disk.remove(staging)
 
 
-def _light_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> LeftOut | None:
-    """A message that is left out of a light queue, as another has offset 0 that came there in the same way."""
+def _begun_anew(root: Path, staging: Path, left_out: Collection[LeftOut], disk: Disk) -> LeftOut | None:
+    """A message that is left out of its queue, as another has offset 0: in a light queue one that came there in the
+    same way, in others one that later messages follow."""
     begun = defaultdict[str, set[bool]](set)
+    later = {(one.topic, one.queue_id): one.commit_log_offset for one in sorted(left_out) if one.queue_offset}
     for one in left_out:
-        if is_light(one.topic) and not one.queue_offset:
-            directory = staging / names.CONSUME_QUEUE / one.topic / str(one.queue_id)
-            first = [unit.commit_log_offset for unit in first_units(directory, UNIT, 0, disk)[:1]]
-            records = (record_at(root, offset, disk) for offset in (*first, one.commit_log_offset))
-            *ways, way = (is_sent_to(one.topic, record.topic) for record in records if record)
-            if way in begun[one.topic].union(ways):
+        if one.queue_offset:
+            continue
+        if not is_light(one.topic):
+            if later.get((one.topic, one.queue_id), -1) > one.commit_log_offset:
                 return one
-            begun[one.topic] |= {way, *ways}
+            continue
+        directory = staging / names.CONSUME_QUEUE / one.topic / str(one.queue_id)
+        first = [unit.commit_log_offset for unit in first_units(directory, UNIT, 0, disk)[:1]]
+        records = (record_at(root, offset, disk) for offset in (*first, one.commit_log_offset))
+        *ways, way = (is_sent_to(one.topic, record.topic) for record in records if record)
+        if way in begun[one.topic].union(ways):
+            return one
+        begun[one.topic] |= {way, *ways}
     return None
 
 

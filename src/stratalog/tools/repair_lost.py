@@ -235,8 +235,10 @@ class Judge:
         topic, queue_id = queue.key
         is_there = self._evidence.has_directory(queue.key)
         tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
-        step = ""
-        if is_there:
+        step, older = "", self._evidence.older_file(queue, int(queue.offsets[second]))
+        if older:
+            step = f". If {older} is an older copy, remove it: repair then goes on"
+        elif is_there:
             step = f". If that queue is not used any more, remove {tree}/{topic}/{queue_id}/: repair then goes on, and "
             step += "reports those messages until they expire"
         return CorruptData(
