@@ -18,7 +18,7 @@ from stratalog.layout.properties import encode_properties
 from stratalog.layout.queue import UNIT
 from stratalog.store.disk import Disk
 from stratalog.store.dispatch import LeftOut
-from stratalog.tools.rebuild import _light_anew, rebuild
+from stratalog.tools.rebuild import _begun_anew, rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -125,8 +125,8 @@ def test_a_light_queue_without_a_unit_of_a_message_begins_but_once(tmp_path: Pat
     expected = _put(tmp_path, "nn", "nn")
     left_out = [LeftOut(offset, QUEUE, 0, 0) for offset in expected.values()]
     staging = tmp_path / "no queues"
-    assert _light_anew(tmp_path, staging, left_out[:1], Disk()) is None
-    assert _light_anew(tmp_path, staging, left_out, Disk()) == left_out[1]
+    assert _begun_anew(tmp_path, staging, left_out[:1], Disk()) is None
+    assert _begun_anew(tmp_path, staging, left_out, Disk()) == left_out[1]
 
 
 PLACES = {"size": 0, "magic": 4, "body CRC": 8, "queue id": 12, "queue offset": 20, "log offset": 28, "flags": 36}
