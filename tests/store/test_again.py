@@ -262,7 +262,7 @@ def test_a_full_disk_does_not_speak_of_opening(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(os, "ftruncate", full)
-    with pytest.raises(DiskFull, match="cannot be rebuilt: No space left on device: .*; free space there") as error:
+    with pytest.raises(DiskFull, match=r"cannot be rebuilt: No space left on device: .*; free space there") as error:
         rebuild(root, settings=GIVEN)
     assert "mode=" not in str(error.value)
 

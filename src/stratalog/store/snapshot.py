@@ -351,8 +351,7 @@ def load_queues(
         is_same = _without_collections(partial(_restore_all, snapshot, root, disk, dispatcher))
         if is_same:  # each queue of these is what the snapshot says
             snapshot = msgspec.structs.replace(snapshot, topics=[])
-        else:
-            _note_changed(snapshot, root, disk, dispatcher)
+        _note_changed(snapshot, root, disk, dispatcher)
         _mark_replaced(snapshot, dispatcher, log)
         return is_same, damages, begins + (_lost_ends(snapshot, dispatcher) if is_known else [])
     if lock and snapshot and snapshot.lock == lock:
@@ -460,11 +459,8 @@ def _decoded(stored: bytes) -> _Snapshot | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # of another release
         return None
     others = [one.topic for one in snapshot.ends] + [one[0] for one in snapshot.others]
-    others += (
-        [one.topic for one in snapshot.files]
-        + [one[0] for one in snapshot.begins]
-        + [one[0] for one in snapshot.newest]
-    )
+    others += [one.topic for one in snapshot.files]
+    others += [one[0] for one in snapshot.begins] + [one[0] for one in snapshot.newest]
     return snapshot if all(map(_is_possible, snapshot.topics)) and all(map(names.is_topic, others)) else None
 
 
@@ -527,10 +523,9 @@ def _note_changed(snapshot: _Snapshot, root: Path, disk: Disk, dispatcher: Dispa
         for start, stamp in zip(_starts(snapshot, queue), queue.files, strict=True)
     }
     for one in snapshot.files:
-        path = _directory(
-            root, one.topic, one.queue_id, names.BATCH_CONSUME_QUEUE if one.is_batch else names.CONSUME_QUEUE
-        )
-        noted[f"{path}/{names.offset_name(one.start)}"] = one.stamp
+        tree = names.BATCH_CONSUME_QUEUE if one.is_batch else names.CONSUME_QUEUE
+        directory = _directory(root, one.topic, one.queue_id, tree)
+        noted[f"{directory}/{names.offset_name(one.start)}"] = one.stamp
     changed = [path for path, stamp in noted.items() if disk.stamp(path) not in (stamp, _NO_STAMP)]
     if changed:
         dispatcher.notes.append(
