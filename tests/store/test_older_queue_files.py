@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import KINDS, Content, Kind, read_on
+from store.kinds import KINDS, QUEUE_FILE_UNITS, Content, Kind, read_on
 from store.model import Clock
 from store.test_recreated_topics import STATES, delete, fill, settings_of
 from stratalog.errors import CorruptData
+from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.snapshot import TICK_NS
 from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
@@ -44,7 +45,7 @@ def test_an_older_file_of_a_deleted_topic(
             store.dispatch()
             time.sleep(2 * TICK_NS / 1e9)  # the snapshot trusts what is older than a tick
     STATES[state](root)
-    expected, copies = content.queues[key], kind.files(older, key)
+    copies = kind.files(older, key)
     if (
         len(kind.files(root, key)) < 2
         or len(copies) <= number
@@ -53,9 +54,47 @@ def test_an_older_file_of_a_deleted_topic(
         pytest.skip("no such file, or the only one")
     file = root / copies[number].relative_to(older)
     file.write_bytes(copies[number].read_bytes())
-    settings = settings_of(kind)
+    _check(kind, root, file, content, state, tmp_path / "copy")
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize("old", [70, 100, 130])
+def test_an_older_file_that_leads_to_expired_messages(
+    kind: Kind, old: int, gone: int, state: str, tmp_path: Path
+) -> None:
+    """Its units lead to deleted messages that expired; later deleted ones are in the log."""
+    root, older, content, key = tmp_path / "store", tmp_path / "older", Content(), kind.queues[0]
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, old)
+    shutil.copytree(root, older)
+    with kind.open(root, clock_ns=Clock()) as store:
+        delete(store, kind)
+        fill(kind, store, content, old, old + 70)
+    log = sorted((root / COMMIT_LOG).iterdir())
+    if len(log) <= gone:
+        pytest.skip("no such file")
+    for path in log[:gone]:
+        path.unlink()
+    begin = int(log[gone].name)
+    kind.open(root).close()
+    STATES[state](root)
+    for numbers in content.queues.values():
+        for number in [number for number, known in numbers.items() if known.commit_log_offset < begin]:
+            del numbers[number]
+    copy = kind.files(older, key)[0]
+    file = root / copy.relative_to(older)
+    if not file.exists() or min(content.queues[key]) >= QUEUE_FILE_UNITS:
+        pytest.skip("the messages of the file expired, too")
+    file.write_bytes(copy.read_bytes())
+    _check(kind, root, file, content, state, tmp_path / "copy")
+
+
+def _check(kind: Kind, root: Path, file: Path, content: Content, state: str, copy: Path) -> None:
+    settings, key = settings_of(kind), kind.queues[0]
+    expected = content.queues[key]
     assert not verify(root, settings=settings).ok
-    copy = tmp_path / "copy"
     shutil.copytree(root, copy)
     try:
         rebuild(copy, settings=settings)

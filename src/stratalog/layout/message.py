@@ -214,7 +214,7 @@ class Host:
                 return cls(socket.inet_pton(socket.AF_INET6, name[1:-1]), port)
             return cls(socket.inet_pton(socket.AF_INET, name), port)
         except (OSError, ValueError) as error:
-            if isinstance(error, TimeoutError):  # of a signal handler
+            if isinstance(error, OSError) and "inet_pton" not in str(error):  # of a signal handler
                 raise
             raise IllegalMessage(f"host {text[:80]!r} is neither 1.2.3.4:port nor [v6]:port") from None
 

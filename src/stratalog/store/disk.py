@@ -736,7 +736,9 @@ def _cover_holes(fd: int, mapping: mmap.mmap) -> None:
         begin = os.lseek(fd, end, os.SEEK_HOLE)
         try:
             end = os.lseek(fd, begin, os.SEEK_DATA)
-        except OSError:
+        except OSError as error:
+            if not is_of_system(error):
+                raise
             end = size
         if begin < end:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED

@@ -38,6 +38,7 @@ from stratalog.store.os_errors import (
     cause_of,
     in_the_way,
     is_no_thread,
+    is_of_system,
     kernels_refusal,
     refusal,
     thread_refusal,
@@ -161,9 +162,12 @@ def _make(
 
 def stamps(root: Path, disk: Disk) -> list[Stamp]:
     """What changes when a writer opens or closes the store, writes a checkpoint, or adds or removes a file."""
-    with contextlib.suppress(OSError):
+    try:
         return [disk.stamp(str(root / name)) for name in _LIVE]
-    return []
+    except OSError as error:
+        if not is_of_system(error):
+            raise
+        return []
 
 
 def _error_of(root: Path, error: StratalogError | OSError | MemoryError) -> StratalogError:

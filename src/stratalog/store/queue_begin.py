@@ -254,34 +254,84 @@ def leads_to_first(
 def may_lead_to_deleted(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], record_at: Callable[[int], Record | None]
 ) -> Iterator[QueueKey]:  # fmt: skip
-    """Queues whose first unit may lead to a deleted message: in the log one follows that message in front of the record
-    of the second unit. Light queues are passed over, as no record's head names them."""
-    asked = {key: units[:2] for key, units in queues.items() if len(units) > 1 and not is_light(key[0])}
-    following = {key: first.queue_offset + 1 for key, (first, _) in asked.items()}
-    for key, (first, _) in asked.items():
-        if first.is_of_batch and (record := record_at(first.commit_log_offset)):
-            count = batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
-            following[key] = first.queue_offset + count
-    ids, numbers = np.array([queue_id for _, queue_id in asked]), np.array([*following.values()])
+    """Queues of which the first unit may not lead to the first live message: in the log one follows that message in
+    front of the record of the second unit, so that the first one may be deleted. Or one in front of it joins it, which
+    is live: were it expired, as the unit in front says, so would be all deleted ones. The former is not asked of light
+    queues, as no record's head names them."""
+    asked = {key: units[:2] for key, units in queues.items() if units}
+    following = {
+        key: _end_of(units[0], record_at) for key, units in asked.items() if len(units) > 1 and not is_light(key[0])
+    }
+    joined = {key: units[0] for key, units in asked.items() if units[0].queue_offset}
+    ranges = {key: (asked[key][0].commit_log_offset, asked[key][1].commit_log_offset) for key in following}
+    ranges |= {key: (0, max(unit.commit_log_offset, ranges.get(key, (0, 0))[1])) for key, unit in joined.items()}
+    for offset, record in _records_of(ranges, log, {*following.values()}, joined):
+        key = record.topic.decode(errors="replace"), record.queue_id
+        if key in following and record.queue_offset == following[key]:
+            first, second = asked[key]
+            if first.commit_log_offset < offset < second.commit_log_offset:
+                yield key
+        ends = {key: record.queue_offset + batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]}
+        light = light_places(record.topic, record.properties, offset)[0]
+        ends |= {(name, LIGHT_QUEUE_ID): number + 1 for name, number in light}
+        for one, end in ends.items():
+            if one in joined and end == joined[one].queue_offset and offset < joined[one].commit_log_offset:
+                yield one
+
+
+def _end_of(unit: LiveUnit, record_at: Callable[[int], Record | None]) -> int:
+    """The queue offset after the message that a unit leads to."""
+    if unit.is_of_batch and (record := record_at(unit.commit_log_offset)):
+        return record.queue_offset + batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+    return unit.queue_offset + 1
+
+
+def _records_of(
+    ranges: Mapping[QueueKey, tuple[int, int]], log: Sequence[MappedFile], numbers: Set[int],
+    joined: Mapping[QueueKey, LiveUnit],
+) -> Iterator[tuple[int, Record]]:  # fmt: skip
+    """Records in these ranges of the log that may be of the queues, and have one of the queue offsets or one that is
+    joined; and their log offsets. More may be among them."""
+    ids = np.array([queue_id for _, queue_id in ranges])
+    plain = np.array([*numbers, *(unit.queue_offset - 1 for unit in joined.values() if not unit.is_of_batch)])
+    batch_end = max((unit.queue_offset for unit in joined.values() if unit.is_of_batch), default=0)
+    light_end = max((end for (topic, _), (_, end) in ranges.items() if is_light(topic)), default=0)
     positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
     for file in log:
         base, position = int(file.path.name), 0
-        ends = [two.commit_log_offset for one, two in asked.values() if one.commit_log_offset < base + file.size]
-        while 0 <= position < min(max(ends, default=0) - base, file.size):
+        ends = [end for begin, end in ranges.values() if begin < base + file.size]
+        end = min(max(ends, default=0) - base, file.size)
+        while 0 <= position < end:
+            begin = position
             count, stop, status = scan(file.address, position, file.size, base, TRUST, positions, sizes)
             position = stop if status == ScanStatus.FULL else next_record(file, stop + 1, base)
             places = positions[:count]
-            for name, values in (("queue_offset", numbers), ("queue_id", ids)):
-                columns = HEAD.position(name) + np.arange(HEAD.dtype[name].itemsize)
-                stored = file.view[places[:, None] + columns].view(HEAD.dtype[name])[:, 0]
-                places = places[np.isin(stored.astype(np.int64), values)]
-            for record in (decode_record(file.view.data, place, verify=False) for place in places.tolist()):
-                key = record.topic.decode(errors="replace"), record.queue_id
-                if key in asked and enters_queue(record.sys_flag):
-                    first, second = asked[key]
-                    is_between = first.commit_log_offset < record.commit_log_offset < second.commit_log_offset
-                    if is_between and record.queue_offset == following[key]:
-                        yield key
+            offsets, queue_ids = (
+                file.view[places[:, None] + HEAD.position(name) + np.arange(HEAD.dtype[name].itemsize)]
+                .view(HEAD.dtype[name])[:, 0]
+                .astype(np.int64)
+                for name in ("queue_offset", "queue_id")
+            )
+            is_asked = np.isin(queue_ids, ids) & (np.isin(offsets, plain) | (offsets < batch_end))
+            if begin + base < light_end:
+                is_asked |= _holding(file, places, begin, min(stop, light_end - base), MULTI_DISPATCH.encode())
+            for place in places[is_asked].tolist():
+                record = decode_record(file.view.data, place, verify=False)
+                if enters_queue(record.sys_flag):
+                    yield base + place, record
+
+
+def _holding(
+    file: MappedFile, places: NDArray[np.int64], begin: int, end: int, text: bytes
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Mask of the records with these positions, ascending, that hold a text between two positions of the file."""
+    found, hits = np.zeros(len(places), np.bool_), list[int]()
+    at = file.map.find(text, begin, end)
+    while at >= 0:
+        hits.append(at)
+        at = file.map.find(text, at + 1, end)
+    found[np.searchsorted(places, hits, "right") - 1] = bool(len(places))
+    return found
 
 
 def live_begins(
@@ -647,11 +697,11 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
     before = [record for record in records if record.commit_log_offset < first.commit_log_offset]
     if not first.queue_offset or not before:
         return begin
-    expected = first.queue_offset
+    expected, joined = first.queue_offset, None
     for record in reversed(before):
         if record.end != expected:
             break
-        expected = record.begin
+        expected, joined = record.begin, record
         if not expected:
             return QueueBegin(0, record.commit_log_offset)
     put = [record for record in before if not record.is_repaired]
@@ -662,7 +712,9 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
     later = [record.commit_log_offset for record in before if record.begin >= first.queue_offset]
     if len(later) > 1:
         return QueueBegin(0, later[-1] + 1)
-    return None if later and is_whole_log else begin  # a single one is rather a changed record
+    if later and is_whole_log:  # a single one is rather a changed record
+        return None
+    return begin if joined is None else QueueBegin(joined.begin, joined.commit_log_offset)
 
 
 class _Walk:

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from stratalog.store.disk import FILE_MODE, UNFINISHED, Disk
-from stratalog.store.os_errors import FULL
+from stratalog.store.os_errors import FULL, is_of_system
 
 _FICLONE = 0x40049409
 """ioctl of Linux: let the file have the other file's blocks (Btrfs, XFS)."""
@@ -23,7 +23,9 @@ def copy_file(source: Path, target: Path, disk: Disk) -> None:
         try:
             try:
                 disk.fcntl.ioctl(copy, _FICLONE, original)
-            except OSError:
+            except OSError as error:
+                if not is_of_system(error):
+                    raise
                 _copy_data(original, copy, disk)
             status = os.fstat(original)
             mode = _mode(status)
@@ -82,8 +84,10 @@ def _copy_data(source: int, target: int, disk: Disk) -> None:
         try:
             position = os.lseek(source, position, os.SEEK_DATA)
             end = os.lseek(source, position, os.SEEK_HOLE)
-        except OSError:  # nothing but a hole is left
-            return
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # nothing but a hole is left
         while position < end:
             copied = _copy_range(source, target, min(_CHUNK_SIZE, end - position), position, disk)
             if not copied:

@@ -15,7 +15,7 @@ from stratalog.errors import with_store
 from stratalog.layout.message import FIXED_SIZE_V1
 from stratalog.layout.names import COMMIT_LOG
 from stratalog.store.disk import SMALL_FILE_SIZE_MAX, MappedFile, OpenFile, PrivateDisk
-from stratalog.store.os_errors import next_step
+from stratalog.store.os_errors import is_of_system, next_step
 from stratalog.store.recovery import Damage
 
 CHUNK_RECORDS = 1 << 16
@@ -209,6 +209,8 @@ class ReportingDisk(PrivateDisk):
         except FileNotFoundError:
             raise
         except OSError as error:
+            if not is_of_system(error):
+                raise
             self._report.add_unreadable(path, error)
             raise Unreadable(error.errno, error.strerror, str(path)) from error
 
