@@ -285,7 +285,8 @@ class ThreadPool:
             self._threads.waiting.put(None)
 
     def __del__(self) -> None:
-        self._close()  # `shutdown` may have been interrupted as it began
+        if "_threads" in vars(self):  # else `__init__` was interrupted
+            self._close()  # `shutdown` may have been interrupted as it began
 
     def _start_one(self) -> None:
         name = f"{self._name}-{self._started}"

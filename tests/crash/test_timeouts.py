@@ -1,5 +1,6 @@
 """A signal handler that raises `TimeoutError` after any system call: its caller gets it, and the store goes on."""
 
+import random
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +11,13 @@ import pytest
 
 import stratalog
 from crash.faults import install
+from crash.interrupts import Injector, Late, unraisable_dropped
 from store.kinds import SIZES
 from store.model import QUIET
 from stratalog.store.message_store import MessageStore
+from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
+from stratalog.tools.verify_report import VerifyReport
 
 
 class _Life:
@@ -57,3 +62,24 @@ def test_the_caller_gets_its_timeout(flush: str, tmp_path: Path) -> None:
         assert bodies == [*(b"%d" % number for number in range(11)), b"x" * 1000]
         interrupted += life.interrupted
     assert interrupted >= calls - 7  # closing passes over what keeps it from noting the queues, which costs time only
+
+
+@pytest.mark.parametrize("look", [verify, lambda root: plan_repair(root).report], ids=["verify", "plan"])
+def test_it_is_no_damage(look: Callable[[Path], VerifyReport], tmp_path: Path) -> None:
+    with stratalog.open(tmp_path, **SIZES, **QUIET) as store:
+        for number in range(20):
+            store.put("t", b"%d" % number, keys=f"k{number}")
+    look(tmp_path)
+    with Injector(0) as counted:
+        look(tmp_path)
+    ended = 0
+    with unraisable_dropped():
+        for number in random.Random(1).sample(counted.points, min(150, len(counted.points))):
+            try:
+                with Injector(number, raises=Late):
+                    report = look(tmp_path)
+            except Late:
+                ended += 1
+            else:
+                assert report.ok
+    assert ended > 75

@@ -1,16 +1,21 @@
 """The newest log files are missing: no queue offset is given again, and no deleted message comes back."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from store.kinds import BATCH, EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, Content, Kind, read_on
-from store.model import Clock
+import stratalog
+from store.kinds import BATCH, EXTENDED, LIGHT_EXTENDED, LIGHT_KIND, PLAIN, SIZES, Content, Kind, read_on
+from store.model import QUIET, Clock
 from store.test_recreated_topics import STATES, delete, settings_of
 from stratalog.errors import CorruptData
+from stratalog.layout import names
+from stratalog.store.evidence import UNCOUNTED
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
+from stratalog.tools.verify import verify
 
 
 @pytest.mark.one_in(36)
@@ -102,3 +107,20 @@ def test_queues_may_begin_there_after_deleted_messages(
                 lost = {(*key, number) for number in queue.keys() - kept[key].keys()}
                 assert {(*one, number) for *one, first, end in plan.lost_ranges for number in range(first, end)} >= lost
                 assert store.queue(*key).max_offset == len(queue)
+
+
+def test_a_lost_newest_file_that_nothing_refers_to_is_noted(tmp_path: Path) -> None:
+    """Nothing that is derived knows of its messages, as after a kill between puts and their dispatch."""
+    live, root = tmp_path / "live", tmp_path / "store"
+    with stratalog.open(live, **SIZES, **QUIET) as store:
+        while len(store.log.files) < 2:
+            store.put("t", b"x" * 100)
+        shutil.copytree(live, root)
+    for path in (root / names.CHECKPOINT, root / names.SNAPSHOT):
+        path.unlink(missing_ok=True)
+    with stratalog.open(shutil.copytree(root, tmp_path / "whole"), **SIZES, **QUIET) as store:
+        assert UNCOUNTED not in store.recovery.notes
+    max((root / names.COMMIT_LOG).iterdir()).unlink()
+    assert any(UNCOUNTED in note for note in verify(root).notes)
+    with stratalog.open(root, **SIZES, **QUIET) as store:
+        assert UNCOUNTED in store.recovery.notes

@@ -31,7 +31,7 @@ from stratalog.layout.index import ITEM, items_position
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, light_offset
 from stratalog.layout.message import FIXED_SIZE_V1, HEAD, LOST_FLAG, MAGIC_V1, MAGIC_V2, Record, decode_record
-from stratalog.layout.names import INDEX, SCHEDULE_TOPIC, is_index_name
+from stratalog.layout.names import INDEX, SCHEDULE_TOPIC, is_index_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
 from stratalog.layout.queue import BATCH_UNIT, FILLER_SIZE, UNIT, is_extension_address, is_filler
 from stratalog.store.batch_queue import BatchQueue
@@ -290,6 +290,13 @@ def _agrees(log: CommitLog, queue: UnitQueue, queue_offset: int, unit: tuple[int
 def _names_later(queue: UnitQueue, queue_offset: int, record: Record) -> bool:
     """Whether the record of a light queue's unit names a later offset there."""
     return _may_be_light(queue) and light_offset(record.topic, record.properties, queue.topic) > queue_offset
+
+
+def lacks_newest_file(directory: Path, log_end: int, disk: Disk) -> bool:
+    """Whether the log ends with a full file: whoever fills one creates the next one first."""
+    starts = {offset_of(name): size for name, size in disk.files(directory).items()}
+    newest = max((start for start in starts if start is not None), default=0)
+    return 0 < starts.get(newest, 0) == log_end - newest
 
 
 def indexed_end(root: Path, disk: Disk) -> int:

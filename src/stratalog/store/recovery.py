@@ -119,6 +119,7 @@ from stratalog.store.evidence import (
     indexed_end,
     is_in_queue,
     is_taken,
+    lacks_newest_file,
     leads_to_record,
     queues_are_intact,
     sealed_start,
@@ -373,7 +374,8 @@ def recover(
     report.end_offset, report.record_count, report.torn_size = end, found.record_count, found.torn_size
     report.rebuilt = not intact
     report.quarantined += found.quarantined
-    if (report.quarantined or reached > end) and not clean and not beside_writer:
+    is_cut = report.quarantined or reached > end or lacks_newest_file(log.directory, end, dispatcher.queue_set.disk)
+    if is_cut and not clean and not beside_writer:
         dispatcher.notes.append(UNCOUNTED)
     report.left_out = list(dispatcher.left_out.values())
     lacking = {(one.topic, one.queue_id) for one in report.left_out}

@@ -30,7 +30,7 @@ from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
 from stratalog.store.checkpoint import Checkpoint
 from stratalog.store.disk import PrivateDisk, lock_owner, queue_directories
-from stratalog.store.evidence import UNCOUNTED, indexed_end
+from stratalog.store.evidence import UNCOUNTED, indexed_end, lacks_newest_file
 from stratalog.store.log_scan import misnamed_files
 from stratalog.store.opening import PUT_BACK, check_whole, misplaced_tree, stamps
 from stratalog.store.os_errors import refusing
@@ -186,7 +186,12 @@ def _verify(
             "begin after them"
         )
     is_killed = not (report.clean or report.is_live)
-    if is_killed and (report.damages or _indexed_end(root) > report.log_end):
+    is_cut = (
+        report.damages
+        or _indexed_end(root) > report.log_end
+        or lacks_newest_file(root / COMMIT_LOG, report.log_end, disk)
+    )
+    if is_killed and is_cut:
         report.notes.append(f"{root}: {UNCOUNTED}")
     check_checkpoint(root, disk, report)
     check_snapshot(root, disk, report)
