@@ -254,29 +254,46 @@ def leads_to_first(
 def may_lead_to_deleted(
     queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], record_at: Callable[[int], Record | None]
 ) -> Iterator[QueueKey]:  # fmt: skip
-    """Queues of which the first unit may not lead to the first live message: in the log one follows that message in
-    front of the record of the second unit, so that the first one may be deleted. Or one in front of it joins it, which
-    is live: were it expired, as the unit in front says, so would be all deleted ones. The former is not asked of light
-    queues, as no record's head names them."""
-    asked = {key: units[:2] for key, units in queues.items() if units}
-    following = {
-        key: _end_of(units[0], record_at) for key, units in asked.items() if len(units) > 1 and not is_light(key[0])
-    }
-    joined = {key: units[0] for key, units in asked.items() if units[0].queue_offset}
-    ranges = {key: (asked[key][0].commit_log_offset, asked[key][1].commit_log_offset) for key in following}
-    ranges |= {key: (0, max(unit.commit_log_offset, ranges.get(key, (0, 0))[1])) for key, unit in joined.items()}
-    for offset, record in _records_of(ranges, log, {*following.values()}, joined):
+    """Queues whose first unit may lead to a deleted message: in the log one follows that message in front of the record
+    of the second unit. Light queues are passed over, as no record's head names them."""
+    asked = {key: units[:2] for key, units in queues.items() if len(units) > 1 and not is_light(key[0])}
+    following = {key: _end_of(first, record_at) for key, (first, _) in asked.items()}
+    ranges = {key: (one.commit_log_offset, two.commit_log_offset) for key, (one, two) in asked.items()}
+    for offset, record in _records_of(ranges, log, {*following.values()}, {}):
         key = record.topic.decode(errors="replace"), record.queue_id
-        if key in following and record.queue_offset == following[key]:
-            first, second = asked[key]
-            if first.commit_log_offset < offset < second.commit_log_offset:
-                yield key
-        ends = {key: record.queue_offset + batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]}
+        if key in asked and record.queue_offset == following[key] and ranges[key][0] < offset < ranges[key][1]:
+            yield key
+
+
+def follow_live(
+    queues: Mapping[QueueKey, Sequence[LiveUnit]], log: Sequence[MappedFile], root: Path, disk: Disk,
+    record_at: Callable[[int], Record | None],
+) -> Iterator[QueueKey]:  # fmt: skip
+    """Queues of which the first unit leads into the log after a message that joins it. That one is live: were it
+    expired, as the unit in front says, so would be all deleted ones. Not so if it may be another queue's, which a bit
+    made name this one: a unit of that queue leads to it. In a light queue it came there in the same way, too."""
+    joined = {key: units[0] for key, units in queues.items() if units and units[0].queue_offset}
+    found = dict[QueueKey, tuple[int, Record]]()
+    for offset, record in _records_of({key: (0, one[1]) for key, one in joined.items()}, log, set(), joined):
+        own, count = record.queue_offset, batch_size_of(record.sys_flag, record.properties, record.queue_offset)[0]
+        ends = {(record.topic.decode(errors="replace"), record.queue_id): own + count}
         light = light_places(record.topic, record.properties, offset)[0]
         ends |= {(name, LIGHT_QUEUE_ID): number + 1 for name, number in light}
-        for one, end in ends.items():
-            if one in joined and end == joined[one].queue_offset and offset < joined[one].commit_log_offset:
-                yield one
+        for key, end in ends.items():
+            if key in joined and end == joined[key].queue_offset and offset < joined[key].commit_log_offset:
+                found[key] = offset, record
+    led = _led((offset for offset, _ in found.values()), root, disk, light=False)
+    led_light = _led((offset for key, (offset, _) in found.items() if is_light(key[0])), root, disk, light=True)
+    for key, (offset, record) in found.items():
+        if not is_light(key[0]):
+            is_live = not led[offset] - {key}
+        else:
+            named = {name for name, _ in light_places(record.topic, record.properties, offset)[0]}
+            first = record_at(joined[key].commit_log_offset)
+            ways = {is_sent_to(key[0], one.topic) for one in (record, first) if one}
+            is_live = len(ways) == 1 and {topic for topic, _ in led_light[offset]} <= named | {key[0]}
+        if is_live:
+            yield key
 
 
 def _end_of(unit: LiveUnit, record_at: Callable[[int], Record | None]) -> int:
@@ -587,7 +604,7 @@ def _joined_end(walk: "_Walk", file_size: int, root: Path, disk: Disk) -> int:
     messages do. A unit after a gap may be of another store, but not those of a queue that finds its newest message
     before: what lies in gaps in front of them was deleted."""
     end, units = walk.put_end, list[tuple[int, int]]()
-    for topic, queue_id, directory, layout in _own_queues(root, disk):
+    for topic, queue_id, directory, layout in _queues_of_kind(root, disk):
         before = None
         for numbers, offsets, sizes, *_ in written_units(directory, layout, disk):
             past = offsets >= walk.put_end
@@ -668,22 +685,24 @@ def _without_led(
     ]  # fmt: skip
 
 
-def _led(commit_log_offsets: Iterable[int], root: Path, disk: Disk) -> Mapping[int, set[QueueKey]]:
-    """Which queues, but for light ones, have units that lead to these log offsets."""
+def _led(
+    commit_log_offsets: Iterable[int], root: Path, disk: Disk, *, light: bool = False
+) -> Mapping[int, set[QueueKey]]:
+    """Which queues, but for light ones, or which light ones have units that lead to these log offsets."""
     asked = np.array(sorted({*commit_log_offsets}), np.int64)
     led = defaultdict[int, set[QueueKey]](set)
-    for topic, queue_id, directory, layout in _own_queues(root, disk) if len(asked) else ():
+    for topic, queue_id, directory, layout in _queues_of_kind(root, disk, light=light) if len(asked) else ():
         for _, offsets, *_ in written_units(directory, layout, disk):
             for offset in offsets[np.isin(offsets, asked)].tolist():
                 led[offset].add((topic, queue_id))
     return led
 
 
-def _own_queues(root: Path, disk: Disk) -> Iterator[tuple[str, int, Path, Layout]]:
-    """All queues but light ones, which share records, and the layout of their units."""
+def _queues_of_kind(root: Path, disk: Disk, *, light: bool = False) -> Iterator[tuple[str, int, Path, Layout]]:
+    """All queues but light ones, which share records, or the light ones; and the layout of their units."""
     for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT)):
         for topic, queue_id, directory in queue_directories(root, tree, disk):
-            if not is_light(topic):
+            if is_light(topic) == light:
                 yield topic, queue_id, directory, layout
 
 
@@ -697,11 +716,11 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
     before = [record for record in records if record.commit_log_offset < first.commit_log_offset]
     if not first.queue_offset or not before:
         return begin
-    expected, joined = first.queue_offset, None
+    expected = first.queue_offset
     for record in reversed(before):
         if record.end != expected:
             break
-        expected, joined = record.begin, record
+        expected = record.begin
         if not expected:
             return QueueBegin(0, record.commit_log_offset)
     put = [record for record in before if not record.is_repaired]
@@ -712,9 +731,7 @@ def _begin(first: LiveUnit, walk: "_Walk", records: list[_Record], *, is_whole_l
     later = [record.commit_log_offset for record in before if record.begin >= first.queue_offset]
     if len(later) > 1:
         return QueueBegin(0, later[-1] + 1)
-    if later and is_whole_log:  # a single one is rather a changed record
-        return None
-    return begin if joined is None else QueueBegin(joined.begin, joined.commit_log_offset)
+    return None if later and is_whole_log else begin  # a single one is rather a changed record
 
 
 class _Walk:

@@ -52,8 +52,6 @@ The files as a whole are in one of these states; what is refused is refused befo
       log, where no seal vouches
     a queue that begins at a message after       the topic was deleted and created again: older messages of it
       others of no smaller queue offset            are not added
-    a first unit that leads to before the log,   it was damaged: the queue is built again from the log
-      though the log has its message
     a queue with zeros, or with units that are   it ends there: what follows is built again; where that has no
       not in the log's order                       message in the log, its units tell where the queue ends
     a newest unit that says something else than  it was written in part: it is built again
@@ -339,8 +337,7 @@ def recover(
         dispatcher.begins |= begins
         dispatcher.doubtful_begins.update(doubtful)
         for queue in queues:
-            key = queue.topic, queue.queue_id
-            is_deleted = _begins_with_deleted(log, queue, begins.get(key))
+            is_deleted = _begins_with_deleted(log, queue, begins.get((queue.topic, queue.queue_id)))
             if is_deleted and begin > log.first_offset:
                 dispatcher.notes.append(
                     f"{queue.topic}/{queue.queue_id}: its first unit points to a message that is not its own: the "
@@ -352,8 +349,6 @@ def recover(
                     f"{queue.topic}/{queue.queue_id}: its units point to expired messages alone, though the log has "
                     "its newest one: its files were replaced. It is built again from the log"
                 )
-                queue.rewind(0)
-            elif begin == log.first_offset and not beside_writer and _hides_first(log, queue, begins.get(key)):
                 queue.rewind(0)
             queue.rewind(log.first_offset if is_deleted and begin == log.first_offset else min(kept_end, end))
             if torn is not None and not beside_writer and queue in ends:
@@ -492,14 +487,6 @@ def _begins_with_deleted(log: CommitLog, queue: UnitQueue, begin: QueueBegin | N
         return False
     unit = queue.unit(number)
     return not is_filler(*unit[1:3]) and begin.is_after(number, unit[0])
-
-
-def _hides_first(log: CommitLog, queue: UnitQueue, begin: QueueBegin | None) -> bool:
-    """Whether the unit of a queue's first message leads to before the log, as those of expired messages do."""
-    if begin is None or not queue.first_offset <= begin.queue_offset < queue.end_offset:
-        return False
-    unit = queue.unit(begin.queue_offset)
-    return not is_filler(*unit[1:3]) and unit[0] < log.first_offset <= begin.commit_log_offset
 
 
 def _is_lost(log: CommitLog, queue: UnitQueue, end: int, commit_log_offset: int, log_end: int) -> bool:

@@ -48,6 +48,7 @@ from stratalog.store.queue_begin import (
     QueueBegin,
     QueueKey,
     first_units,
+    follow_live,
     leads_to_first,
     live_begins,
     may_lead_to_deleted,
@@ -686,6 +687,7 @@ def queue_begins(root: Path, disk: Disk) -> dict[QueueKey, QueueBegin]:
                     else:
                         doubtful[topic, queue_id] = units
         doubtful |= {key: sound[key] for key in may_lead_to_deleted(sound, log, record_in)}
+        doubtful |= {key: sound[key] for key in follow_live(sound, log, root, disk, record_in)}
         sealed, reached = None, 0
         with contextlib.suppress(Unreadable):  # the report has it
             sealed = sealed_ends(root, disk) if doubtful and was_closed(root, disk) else None
