@@ -121,7 +121,7 @@ def test_nothing_is_indexed_behind_records_whose_indexing_failed(folder: Path, m
         calls.append(args)
         if len(calls) == 3:
             is_ahead.wait(10)
-            raise OSError("unplugged")
+            raise OSError(errno.EIO, "unplugged")
         put(self, *args)
 
     with monkeypatch.context() as patched:
