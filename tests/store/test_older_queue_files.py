@@ -34,16 +34,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def test_an_older_file_of_a_deleted_topic(
     kind: Kind, old: int, count: int, state: str, number: int, tmp_path: Path
 ) -> None:
-    root, older, content, key = tmp_path / "store", tmp_path / "older", Content(), kind.queues[0]
-    with kind.open(root, clock_ns=Clock()) as store:
-        fill(kind, store, Content(), 0, old)
-    shutil.copytree(root, older)
-    with kind.open(root, clock_ns=Clock()) as store:
-        delete(store, kind)
-        fill(kind, store, content, old, old + count)
-        if old % 2:
-            store.dispatch()
-            time.sleep(2 * TICK_NS / 1e9)  # the snapshot trusts what is older than a tick
+    root, older, content, key = *_made(kind, old, count, tmp_path), kind.queues[0]
     STATES[state](root)
     copies = kind.files(older, key)
     if (
@@ -65,13 +56,7 @@ def test_an_older_file_that_leads_to_expired_messages(
     kind: Kind, old: int, gone: int, state: str, tmp_path: Path
 ) -> None:
     """Its units lead to deleted messages that expired; later deleted ones are in the log."""
-    root, older, content, key = tmp_path / "store", tmp_path / "older", Content(), kind.queues[0]
-    with kind.open(root, clock_ns=Clock()) as store:
-        fill(kind, store, Content(), 0, old)
-    shutil.copytree(root, older)
-    with kind.open(root, clock_ns=Clock()) as store:
-        delete(store, kind)
-        fill(kind, store, content, old, old + 70)
+    root, older, content, key = *_made(kind, old, 70, tmp_path), kind.queues[0]
     log = sorted((root / COMMIT_LOG).iterdir())
     if len(log) <= gone:
         pytest.skip("no such file")
@@ -89,6 +74,21 @@ def test_an_older_file_that_leads_to_expired_messages(
         pytest.skip("the messages of the file expired, too")
     file.write_bytes(copy.read_bytes())
     _check(kind, root, file, content, state, tmp_path / "copy")
+
+
+def _made(kind: Kind, old: int, count: int, folder: Path) -> tuple[Path, Path, Content]:
+    """A store whose topic was deleted and created again, an older copy of it, and what it holds."""
+    root, older, content = folder / "store", folder / "older", Content()
+    with kind.open(root, clock_ns=Clock()) as store:
+        fill(kind, store, Content(), 0, old)
+    shutil.copytree(root, older)
+    with kind.open(root, clock_ns=Clock()) as store:
+        delete(store, kind)
+        fill(kind, store, content, old, old + count)
+        if old % 2:
+            store.dispatch()
+            time.sleep(2 * TICK_NS / 1e9)  # the snapshot trusts what is older than a tick
+    return root, older, content
 
 
 def _check(kind: Kind, root: Path, file: Path, content: Content, state: str, copy: Path) -> None:

@@ -311,7 +311,9 @@ def _records_of(
     joined; and their log offsets. More may be among them."""
     ids = np.array([queue_id for _, queue_id in ranges])
     plain = np.array([*numbers, *(unit.queue_offset - 1 for unit in joined.values() if not unit.is_of_batch)])
-    batch_end = max((unit.queue_offset for unit in joined.values() if unit.is_of_batch), default=0)
+    batches = [unit for unit in joined.values() if unit.is_of_batch]
+    batch_end = max((unit.queue_offset for unit in batches), default=0)
+    batch_limit = max((unit.commit_log_offset for unit in batches), default=0)
     light_end = max((end for (topic, _), (_, end) in ranges.items() if is_light(topic)), default=0)
     positions, sizes = np.empty(_CHUNK_RECORDS, np.int64), np.empty(_CHUNK_RECORDS, np.int32)
     for file in log:
@@ -329,7 +331,9 @@ def _records_of(
                 .astype(np.int64)
                 for name in ("queue_offset", "queue_id")
             )
-            is_asked = np.isin(queue_ids, ids) & (np.isin(offsets, plain) | (offsets < batch_end))
+            is_asked = np.isin(queue_ids, ids) & (
+                np.isin(offsets, plain) | ((offsets < batch_end) & (base + places < batch_limit))
+            )
             if begin + base < light_end:
                 is_asked |= _holding(file, places, begin, min(stop, light_end - base), MULTI_DISPATCH.encode())
             for place in places[is_asked].tolist():
