@@ -11,6 +11,7 @@ from store.test_changed_identity import FIELDS, STEPS, Reports, change, check
 from store.test_recreated_topics import STATES, killed, settings_of, unseal
 from stratalog.layout.message import FIXED_SIZE_V1
 from stratalog.layout.names import ABORT
+from stratalog.tools.rebuild import rebuild
 from stratalog.tools.repair import repair
 from stratalog.tools.repair_plan import plan_repair
 from stratalog.tools.verify import verify
@@ -70,6 +71,51 @@ def test_a_damaged_unit_of_expired_messages_is_mended_at_once(
     assert verify(tmp_path, settings=settings_of(kind)).ok
     with kind.open(tmp_path) as store:
         assert store.queue(*kind.queues[0]).max_offset >= before - (4 if kind is BATCH else 1) * last
+
+
+def _unit_gone(data: bytes, size: int) -> bytes:
+    at = len(data) // size // 2 * size
+    return data[:at] + bytes(size) + data[at + size :]
+
+
+FILE_DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
+    "zeros": lambda data, size: bytes(len(data)),
+    "empty": lambda data, size: b"",
+    "cut": lambda data, size: data[:10],
+    "cut in the middle": lambda data, size: data[: len(data) // 2],
+    "a unit of zeros": _unit_gone,
+    "a bit": lambda data, size: data[:7] + bytes([data[7] ^ 4]) + data[8:],
+    "a bit of an offset": lambda data, size: data[: size + 30 % size] + b"\x01" + data[size + 30 % size + 1 :],
+}
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("damage", FILE_DAMAGES)
+@pytest.mark.parametrize("which", [0, 1, -2])
+@pytest.mark.parametrize("command", ["repair", "rebuild"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, BATCH], ids=str)
+def test_a_damaged_older_file_of_expired_messages_is_mended_at_once(
+    kind: Kind, command: str, which: int, damage: str, state: str, tmp_path: Path
+) -> None:
+    expired(kind, tmp_path, gone_count=100)
+    with kind.open(tmp_path, mode="r") as store:
+        end = store.queue(*kind.queues[0]).max_offset
+    STATES[state](tmp_path)
+    files = kind.files(tmp_path, kind.queues[0])
+    assert len(files) > 3
+    path, settings = files[which], settings_of(kind)
+    path.write_bytes(FILE_DAMAGES[damage](path.read_bytes(), kind.layout.size))
+    if command == "rebuild":
+        rebuild(tmp_path, settings=settings)
+    else:
+        plan = plan_repair(tmp_path, settings=settings)
+        assert not plan.actions or repair(plan).ok
+    report = verify(tmp_path, settings=settings)
+    assert report.ok, report.problems[:2]
+    assert not plan_repair(tmp_path, settings=settings).changes_log
+    with kind.open(tmp_path) as store:
+        assert store.queue(*kind.queues[0]).max_offset == end
 
 
 @pytest.mark.one_in(90)

@@ -76,6 +76,40 @@ def test_an_older_file_that_leads_to_expired_messages(
     _check(kind, root, file, content, state, tmp_path / "copy")
 
 
+@pytest.mark.one_in(24)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("which", ["all", "first", "last"])
+@pytest.mark.parametrize("old", [20, 40, 90])
+@pytest.mark.parametrize("count", [70, 130])
+def test_verify_misses_what_an_older_copy_lacks(
+    kind: Kind, old: int, count: int, which: str, state: str, tmp_path: Path
+) -> None:
+    """All units of the copy lead to expired messages: in a killed store, too, later ones are missing, not behind."""
+    root, older, content, key = *_made(kind, old, count, tmp_path), kind.queues[0]
+    known = sorted(one.commit_log_offset for one in content.queues[key].values())
+    for path in sorted((root / COMMIT_LOG).iterdir()):
+        if int(path.name) + path.stat().st_size <= known[-3]:
+            path.unlink()
+    begin = int(min((root / COMMIT_LOG).iterdir()).name)
+    if begin <= known[0]:
+        pytest.skip("deleted messages may be in the log")
+    kind.open(root).close()
+    STATES[state](root)
+    copies = kind.files(older, key)
+    for copy in {"all": copies, "first": copies[:1], "last": copies[-1:]}[which]:
+        file = root / copy.relative_to(older)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(copy.read_bytes())
+    if which == "all":
+        for path in set(kind.files(root, key)) - {root / copy.relative_to(older) for copy in copies}:
+            path.unlink()
+    expected = {number: one for number, one in content.queues[key].items() if one.commit_log_offset >= begin}
+    with kind.open(root, mode="r") as store:
+        found = read_on(store.queue(*key))[0]
+    assert not found.items() - expected.items()
+    assert found == expected or not verify(root, settings=settings_of(kind)).ok
+
+
 def _made(kind: Kind, old: int, count: int, folder: Path) -> tuple[Path, Path, Content]:
     """A store whose topic was deleted and created again, an older copy of it, and what it holds."""
     root, older, content = folder / "store", folder / "older", Content()

@@ -351,7 +351,8 @@ def _holding(
     while at >= 0:
         hits.append(at)
         at = file.map.find(text, at + 1, end)
-    found[np.searchsorted(places, hits, "right") - 1] = bool(len(places))
+    if len(places):
+        found[np.searchsorted(places, hits, "right") - 1] = True
     return found
 
 

@@ -786,14 +786,33 @@ def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
     """Link a queue's files. One that was cut, or is too long, is copied and gets its size: opening refuses others. So
     does an empty one with others after it."""
     files = disk.files(old)
+    is_batch = new.parents[1].name == names.BATCH_CONSUME_QUEUE
+    kept = _files_that_join(old, file_size, disk) if is_batch else files
     for name, size in files.items():
-        if offset_of(name) is None:
+        if offset_of(name) is None or name not in kept:
             continue
         if size == file_size or (not size and name == max(files)):
             disk.os.link(old / name, new / name)
         else:
             copy_file(old / name, new / name, disk)
             disk.os.truncate(new / name, file_size)
+
+
+def _files_that_join(directory: Path, file_size: int, disk: Disk) -> list[str]:
+    """Files of a batch queue after the newest one whose units are not whole, or do not lead up to those after it."""
+    joined, begin = list[str](), None
+    for name in reversed(disk.files(directory)):
+        stored = (directory / name).read_bytes()
+        units = np.frombuffer(stored, BATCH_UNIT.dtype, len(stored) // BATCH_UNIT.size)
+        begins = units["base_offset"].astype(np.int64)
+        ends = begins + units["batch_size"]
+        is_whole = len(units) == file_size // BATCH_UNIT.size and bool(np.all(units["size"] > 0))
+        if begin is not None and not (is_whole and np.array_equal(ends, np.append(begins[1:], begin))):
+            break
+        joined.append(name)
+        written = np.flatnonzero(units["size"])
+        begin = begins[written[0]] if written.size else begin
+    return joined
 
 
 def _queues(root: Path, disk: Disk) -> Iterator[Path]:

@@ -215,10 +215,12 @@ class SpecialQueues:
             known.setdefault(int(stored["commit_log_offset"][at]), []).append(at)
         expected: Units = np.frombuffer(queue.units, layout.dtype)
         newest, before = max(known, default=-1), -1
+        firsts, counts = _numbers(layout, stored, places)
+        end = int((firsts + counts)[stored["size"] != 0].max(initial=0))
         for number, unit in zip(queue.numbers, expected, strict=True):
             found = known.get(int(unit["commit_log_offset"]), [])
             report.unit_count += 1
-            if not found and not report.clean and unit["commit_log_offset"] > newest:
+            if not found and not report.clean and unit["commit_log_offset"] > newest and number >= end:
                 report.units_behind += 1
             elif not found:
                 following = places[before + 1] if before + 1 < len(places) else 0
@@ -244,9 +246,7 @@ class SpecialQueues:
 
     def _report_lost(self, key: tuple[str, int], queue: _Expected, stored: Units, places: Any) -> None:
         """Units of lost messages after a queue's newest message. (Elsewhere the next record tells.)"""
-        firsts, counts = places // queue.layout.size, np.ones(len(stored), np.int64)
-        if queue.layout is BATCH_UNIT:
-            firsts, counts = stored["base_offset"].astype(np.int64), stored["batch_size"].astype(np.int64)
+        firsts, counts = _numbers(queue.layout, stored, places)
         newest, end = stored["commit_log_offset"], queue.end
         lost = (stored["tags_code"] == LOST_TAGS_CODE) & (newest >= self._report.log_begin) & (firsts >= end)
         if lost.any():
@@ -296,6 +296,13 @@ class SpecialQueues:
 
     def _add(self, queue: _Expected, place: int, expected: str, found: str) -> None:
         self._found.append(Problem("queue", *self._place(queue, place), expected, found, REPAIR))
+
+
+def _numbers(layout: Layout, stored: Units, places: Any) -> tuple[Any, Any]:
+    """The queue offsets of units, and how many messages each has."""
+    if layout is BATCH_UNIT:
+        return stored["base_offset"].astype(np.int64), stored["batch_size"].astype(np.int64)
+    return places // layout.size, np.ones(len(stored), np.int64)
 
 
 def _tags_code(record: Record) -> int:
