@@ -378,6 +378,6 @@ def test_a_record_whose_properties_are_damaged_is_named_by_verify_and_repair(tmp
     (tmp_path / LOG).write_bytes(data)
     for command, name in (("verify", "damaged_properties"), ("repair", "damagedProperties")):
         assert "the properties of 1 record that is kept" in call(command, tmp_path).stdout
-        assert "may be lost: topic/0 at 2" in call(command, tmp_path).stdout
+        assert "may be lost or changed: topic/0 at 2" in call(command, tmp_path).stdout
         shown = json.loads(call(command, tmp_path, "--json").stdout)
         assert shown[name] == [{"topic": "topic", "queueId": 0, "begin": 2, "end": 3}]

@@ -10,6 +10,7 @@ import pytest
 
 from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Kind, read_on
 from stratalog.config.settings import StoreSettings
+from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import MULTI_DISPATCH
 from stratalog.layout.message import Record, decode_record
 from stratalog.layout.properties import KEYS, TAGS, find_property, may_be_overwritten
@@ -109,6 +110,52 @@ def test_a_record_that_is_named_stays_and_is_not_named_again(kind: Kind, tmp_pat
     assert not report.damaged_properties
     assert not again.damaged_properties
     assert not again.actions
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("bit", range(8 * len(b"TAGS\1a\2")))
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_record_of_which_a_bit_of_the_tags_was_flipped_is_named(kind: Kind, bit: int, tmp_path: Path) -> None:
+    """But where the unit may be the one that was flipped: the hashes of the tags differ in one bit."""
+    content, settings = kind.made(tmp_path, count=6), StoreSettings.make({**SIZES, **kind.settings})
+    places = sorted(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
+    data = bytearray((tmp_path / LOG).read_bytes())
+    put = decode_record(bytes(data), places[2])
+    if b"TAGS\1" not in put.properties:
+        pytest.skip("a batch without tags")
+    data[data.index(b"TAGS\1", places[2] + put.total_size - len(put.properties)) + bit // 8] ^= 1 << bit % 8
+    (tmp_path / LOG).write_bytes(data)
+    stored = decode_record(bytes(data), places[2])
+    hashes = [string_hash(find_property(one.properties, b"TAGS") or "") for one in (put, stored)]
+    is_told = (hashes[0] ^ hashes[1]).bit_count() > 1
+    report = verify(tmp_path, settings=settings)
+    assert _names(report.damaged_properties, put) == is_told
+    assert len(report.damaged_properties) == is_told
+    plan = plan_repair(tmp_path, settings=settings)
+    assert plan.damaged_properties == report.damaged_properties
+    assert repair(plan).ok
+    assert not verify(tmp_path, settings=settings).damaged_properties
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize(
+    "damage", [*range(64), *(slice(0, end) for end in range(1, 9)), *map(slice, range(1, 8))], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_damaged_tags_code_is_no_damage_of_the_record(kind: Kind, damage: int | slice, tmp_path: Path) -> None:
+    kind.made(tmp_path, count=6)
+    unit_file = kind.files(tmp_path, kind.queues[0])[0]
+    data, at = bytearray(unit_file.read_bytes()), kind.layout.position("tags_code")
+    if isinstance(damage, slice):
+        code = data[at : at + 8]
+        code[damage] = bytes(len(code[damage]))
+        data[at : at + 8] = code
+    else:
+        data[at + damage // 8] ^= 1 << damage % 8
+    unit_file.write_bytes(data)
+    settings = StoreSettings.make({**SIZES, **kind.settings})
+    assert not verify(tmp_path, settings=settings).damaged_properties
+    assert repair(plan_repair(tmp_path, settings=settings)).ok
 
 
 def test_a_healthy_record_with_odd_properties_is_not_named(tmp_path: Path) -> None:

@@ -134,9 +134,11 @@ def _without(places: Sequence[Offsets], others: Sequence[Offsets]) -> list[Offse
 
 
 def damaged_text(places: Sequence[Offsets]) -> str:
-    """Records that are kept though damage begins in their properties."""
+    """Records that are kept though their properties were damaged."""
     whose = "that is kept, its" if len(places) == 1 else "that are kept, their"
-    what = f"the properties of {counted(len(places), 'record')} {whose} tags, keys or light queues may be lost"
+    what = (
+        f"the properties of {counted(len(places), 'record')} {whose} tags, keys or light queues may be lost or changed"
+    )
     return f"{what}: {offsets_text(places)}"
 
 

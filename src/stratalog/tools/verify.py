@@ -23,8 +23,16 @@ import numpy as np
 from stratalog.config.settings import StoreSettings
 from stratalog.errors import ConfigurationError, CorruptData, StratalogError, counted
 from stratalog.helpers import ThreadPool
-from stratalog.layout.message import LOST_FLAG, decode_record
-from stratalog.layout.names import BATCH_CONSUME_QUEUE, COMMIT_LOG, CONSUME_QUEUE, LOCK, SIZES, offset_of
+from stratalog.layout.message import LOST_FLAG, Record, decode_record
+from stratalog.layout.names import (
+    BATCH_CONSUME_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    LOCK,
+    SCHEDULE_TOPIC,
+    SIZES,
+    offset_of,
+)
 from stratalog.layout.properties import may_be_overwritten
 from stratalog.layout.queue import BATCH_UNIT, LOST_TAGS_CODE, UNIT
 from stratalog.layout.sysflag import enters_queue
@@ -48,6 +56,7 @@ from stratalog.tools.verify_files import (
     log_files_size,
     may_be_torn,
     no_record_step,
+    record_at,
     was_closed,
 )
 from stratalog.tools.verify_index import IndexCheck
@@ -176,9 +185,13 @@ def _verify(
                     done.result()
         for check in checks:
             check.finish()
-    report.damaged_properties = sorted(
-        one.place for offset, one in cut.items() if one.is_overwritten or offset in queues.retagged
-    )
+    retagged = queues.retagged
+    damaged = {offset: one.place for offset, one in cut.items() if one.is_overwritten or offset in retagged}
+    for offset in [] if is_live else [at for at, is_of_record in retagged.items() if is_of_record]:
+        record = record_at(root, offset, disk)
+        if record and record.flag != LOST_FLAG and record.topic.decode(errors="replace") != SCHEDULE_TOPIC:
+            damaged[offset] = _place_of(record)
+    report.damaged_properties = sorted(damaged.values())
     report.lost_before = sorted(_lost_before(root, report.missing))
     if report.deleted_count:
         report.notes.append(
@@ -326,9 +339,12 @@ def _cut_records(survey: FileSurvey) -> Iterator[tuple[int, _Cut]]:
         is_newest = position + record.total_size == survey.end and not survey.tail_size
         may_be_cut = not is_newest or record.properties.endswith(b"\0")
         if may_be_cut and record.flag != LOST_FLAG and enters_queue(record.sys_flag):
-            topic, number = record.topic.decode("utf-8", "surrogateescape"), record.queue_offset
-            place = topic, record.queue_id, number, number + 1
-            yield survey.base_offset + position, _Cut(place, may_be_overwritten(record.properties))
+            yield survey.base_offset + position, _Cut(_place_of(record), may_be_overwritten(record.properties))
+
+
+def _place_of(record: Record) -> tuple[str, int, int, int]:
+    topic, number = record.topic.decode("utf-8", "surrogateescape"), record.queue_offset
+    return topic, record.queue_id, number, number + 1
 
 
 def _chunks(

@@ -149,12 +149,12 @@ class QueueCheck:
         self._open = OpenFiles(disk)
         self._topics = Topics(root, disk)
         self._outside: set[str] = set()
-        self._retagged: set[int] = set()
+        self._retagged: dict[int, bool] = {}
         self._has_light_queues = has_light_queues(root, disk, settings)
 
     @property
-    def retagged(self) -> set[int]:
-        """Log offsets of records whose units agree with them but for the tags code."""
+    def retagged(self) -> dict[int, bool]:
+        """Log offsets of records whose units agree with them but for the tags code; and whether the record changed."""
         return self._retagged | self._special.retagged
 
     def check(self, chunk: Chunk) -> None:

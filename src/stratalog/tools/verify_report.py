@@ -72,7 +72,8 @@ class VerifyReport:
     lost_before: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Those of `missing` whose units say that they were lost to damage earlier."""
     damaged_properties: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """Places, like `missing`, of whole records in front of damage that begins in their properties."""
+    """Places, like `missing`, of whole records in front of damage that begins in their properties, or of which the
+    queue unit has the hash of other tags."""
     fillers: list[int] = field(default_factory=list)
     """Log offsets of the records that a repair left where no placeholder had room."""
     units_behind: int = 0

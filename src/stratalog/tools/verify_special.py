@@ -17,7 +17,14 @@ from stratalog.layout.light import LIGHT_QUEUE_ID, is_light, is_sent_to, light_p
 from stratalog.layout.message import Record
 from stratalog.layout.names import BATCH_CONSUME_QUEUE, CONSUME_QUEUE, offset_name, offset_of
 from stratalog.layout.properties import TAGS, find_property
-from stratalog.layout.queue import BATCH_COMPACTED_OFFSET, BATCH_UNIT, LOST_TAGS_CODE, UNIT, fillers
+from stratalog.layout.queue import (
+    BATCH_COMPACTED_OFFSET,
+    BATCH_UNIT,
+    LOST_TAGS_CODE,
+    UNIT,
+    fillers,
+    is_extension_address,
+)
 from stratalog.layout.record import Layout
 from stratalog.store.disk import PrivateDisk
 from stratalog.store.dispatch import may_be_lost
@@ -49,12 +56,22 @@ class _Expected:
         """Log offsets of the records whose place another one has."""
 
 
-def retagged(expected: Units, stored: Units) -> set[int]:
-    """Log offsets that units lead to as they should, with another tags code."""
+def retagged(expected: Units, stored: Units) -> dict[int, bool]:
+    """Log offsets that units lead to as they should, with another tags code; and whether the record was changed: then
+    the unit is not one bit off, nor has it zeros instead."""
     is_told = ~fillers(stored)
     for name in ("commit_log_offset", "size"):
         is_told &= stored[name] == expected[name]
-    return set(stored["commit_log_offset"][is_told & (stored["tags_code"] != expected["tags_code"])].tolist())
+    told = np.flatnonzero(is_told & (stored["tags_code"] != expected["tags_code"])).tolist()
+    pairs = ((int(stored["tags_code"][at]), int(expected["tags_code"][at])) for at in told)
+    return dict(zip(stored["commit_log_offset"][told].tolist(), map(_is_of_record, pairs), strict=True))
+
+
+def _is_of_record(tags_codes: tuple[int, int]) -> bool:
+    stored, expected = (code & (1 << 64) - 1 for code in tags_codes)
+    parts = {expected & mask for bits in range(0, 64, 8) for mask in ((1 << bits) - 1, -1 << bits)}
+    is_of_unit = (stored ^ expected).bit_count() == 1 or stored in parts or is_extension_address(tags_codes[0])
+    return not is_of_unit
 
 
 def passed_over_step(queue_offset: int) -> str:
@@ -76,7 +93,7 @@ class SpecialQueues:
     ) -> None:  # fmt: skip
         self._root, self._disk, self._report, self._begins = root, disk, report, begins
         self._queues: dict[tuple[str, int], _Expected] = {}
-        self.retagged: set[int] = set()
+        self.retagged: dict[int, bool] = {}
 
     def expect(self, topic: str, queue_id: int) -> None:
         """Look at this queue's files though the log may call for nothing in it."""
@@ -229,7 +246,8 @@ class SpecialQueues:
             else:
                 at = found.pop(0)
                 misplaced = at < before if layout is BATCH_UNIT else places[at] != number * layout.size
-                self.retagged |= retagged(unit.reshape(1), stored[at : at + 1]) if stored[at] != unit else set()
+                if stored[at] != unit:
+                    self.retagged |= retagged(unit.reshape(1), stored[at : at + 1])
                 if stored[at] != unit or misplaced:
                     where = "another place for " if stored[at] == unit else ""
                     self._add(queue, places[at], f"{where}{unit} in queue {name}", str(stored[at]))
