@@ -31,11 +31,11 @@ def test_a_place_is_needed() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("assign", "orders", "no JSON"),
+        ("assign", "orders", "not valid JSON"),
         ("assign", '{"orders": 1}', "write it like"),
         ("assign", '{"orders": [true]}', "write it like"),
         ("assign", "[1]", "write it like"),
-        ("startingOffsets", "soonest", "no JSON"),
+        ("startingOffsets", "soonest", "not valid JSON"),
         ("startingOffsets", '{"orders": 5}', "write it like"),
         ("startingOffsets", '{"orders": {"x": 5}}', "is no offset"),
         ("endingOffsets", '{"orders": {"0": -3}}', "is no offset"),

@@ -88,13 +88,13 @@ def offsets_text(places: Iterable[Offsets]) -> str:
         else:
             ranges.append([first, end])
     named = [f"{clean(topic)}/{queue_id} at {_ranges_text(ranges)}" for (topic, queue_id), ranges in queues.items()]
-    more = f"; and {len(named) - _NAMED_MAX:,} more queues" if len(named) > _NAMED_MAX else ""
+    more = f"; and {counted(len(named) - _NAMED_MAX, 'more queue')}" if len(named) > _NAMED_MAX else ""
     return "; ".join(named[:_NAMED_MAX]) + more
 
 
 def _ranges_text(ranges: list[list[int]]) -> str:
     named = [f"{begin:,}" + (f" to {end - 1:,}" if end - begin > 1 else "") for begin, end in ranges]
-    more = f" and {len(named) - _NAMED_MAX:,} more ranges" if len(named) > _NAMED_MAX else ""
+    more = f" and {counted(len(named) - _NAMED_MAX, 'more range')}" if len(named) > _NAMED_MAX else ""
     return ", ".join(named[:_NAMED_MAX]) + more
 
 

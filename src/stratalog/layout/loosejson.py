@@ -77,7 +77,7 @@ def _real(found: str) -> float:
 
 
 def _no_number(found: str) -> Any:
-    raise _corrupt("no JSON", found)
+    raise _corrupt("not valid JSON", found)
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str | int, Any]:
@@ -104,7 +104,7 @@ def decode_loose_json(text: str | bytes) -> Any:
         )
     except json.JSONDecodeError as error:
         start = error.pos - (len(_MARK) + 2) * strict.count(_MARK, 0, error.pos)
-        raise _corrupt(f"no JSON ({error.msg})", text[start : start + 20], start) from None
+        raise _corrupt(f"not valid JSON ({error.msg})", text[start : start + 20], start) from None
 
 
 def encode_loose_json(value: Any, *, release: Release = "5.5", lines: bool = True) -> str:

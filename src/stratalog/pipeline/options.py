@@ -128,7 +128,7 @@ def _json(text: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
-        raise ValueError(f"no JSON; write it like {example}") from None
+        raise ValueError(f"not valid JSON; write it like {example}") from None
     if not isinstance(found, dict):
         raise TypeError(f"write it like {example}")
     return found

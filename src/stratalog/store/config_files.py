@@ -95,7 +95,7 @@ def _read(path: Path, disk: Disk) -> tuple[dict[str | int, Any] | None, str | No
     try:
         value = decode_loose_json(data)
     except CorruptData as error:
-        return None, f"is no JSON ({error})"
+        return None, f"cannot be parsed ({error})"
     fault = content_fault(path, value)
     return (None, fault) if fault else (value, None)
 

@@ -563,8 +563,13 @@ class _Lock:
         unwatch(self)
         _held.discard(self._place)
         if self._file and not self._file.closed:
-            self._set(fcntl.F_UNLCK)
-            self._file.close()
+            try:
+                self._set(fcntl.F_UNLCK)
+            except OSError as error:
+                if not is_of_system(error):
+                    raise
+            finally:  # releases it, too, unless such a child is there
+                self._file.close()
 
     def abandon(self) -> Iterable[object]:
         """In a forked child: the lock is the parent's."""

@@ -117,7 +117,7 @@ def _within(value: int | None, first: int | None, end: int | None, count: int = 
     return value is not None and (first is None or value + count > first) and (end is None or value < end)
 
 
-def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> Iterator[Item]:
+def dump(path: str | os.PathLike[str], *, kind: str | None = None, asked: Asked | None = None) -> Iterator[Item]:
     """What is in a file, or in every file below a directory, that is asked for.
 
     `kind` (of `READERS`) is the type of the file; in a directory it chooses files. Damage is an item, never an
@@ -127,7 +127,7 @@ def dump(path: Path, *, kind: str | None = None, asked: Asked | None = None) -> 
     if kind is not None and kind not in READERS:
         raise ConfigurationError(f"there is no type {kind!r}; there are {', '.join(READERS)}")
     with refusing(f"{path} cannot be dumped"):
-        yield from _items(path, kind, asked)
+        yield from _items(Path(path), kind, asked)
 
 
 def _items(path: Path, kind: str | None, asked: Asked) -> Iterator[Item]:

@@ -1,5 +1,6 @@
 """The map of a store: what is where, as the files say, without opening it. Fast enough for ten thousand queues."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -92,13 +93,13 @@ class StoreMap:
         return max(0, self.log_end - max((queue.log_end for queue in self.queues), default=self.log_end))
 
 
-def map_store(root: Path, *, settings: StoreSettings | None = None) -> StoreMap:
+def map_store(root: str | os.PathLike[str], *, settings: StoreSettings | None = None) -> StoreMap:
     """Look at names, sizes and the edges of every file. Damage in the middle is not seen: `verify` sees it.
 
     Raises `NotAStore`, `StoreUnavailable`; `ConfigurationError` for sizes that are not those of the files.
     """
     with refusing(f"{root} cannot be looked at"):
-        return _map_store(root, settings)
+        return _map_store(Path(root), settings)
 
 
 def _map_store(root: Path, settings: StoreSettings | None) -> StoreMap:

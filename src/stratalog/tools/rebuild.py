@@ -178,7 +178,7 @@ def check_store(root: Path, settings: StoreSettings) -> None:
 
 
 def rebuild(
-    root: Path,
+    root: str | os.PathLike[str],
     *,
     settings: StoreSettings | None = None,
     parts: Collection[Part] = PARTS,
@@ -194,7 +194,7 @@ def rebuild(
     queues would lead to fewer messages than the old ones, or files are missing at the log's end), `DiskFull` or
     `StoreUnavailable` (each directory is the old one or the new one then: call it again), `NotAStore`.
     """
-    disk, settings = Disk(), settings or StoreSettings()
+    root, disk, settings = Path(root), Disk(), settings or StoreSettings()
     check_store(root, settings)
     with refusing(f"{root} cannot be rebuilt", "Run the same command again"):
         release = disk.lock(root / names.LOCK)

@@ -39,7 +39,7 @@ Step = Callable[[str], None]
 def repair(
     plan: RepairPlan,
     *,
-    to: Path | None = None,
+    to: str | os.PathLike[str] | None = None,
     clock_ns: ClockNs = time.time_ns,
     step: Step = lambda _: None,
 ) -> VerifyReport:
@@ -48,6 +48,7 @@ def repair(
     Raises `StoreLocked` while a broker has the store open, `ConfigurationError` when the store is not as it was when it
     was planned, or when `to` holds something else, `DiskFull` and `StoreUnavailable` (call it again then).
     """
+    to = None if to is None else Path(to)
     what, disk = f"{plan.root} cannot be repaired{'' if to is None else f' in {to}'}", Disk()
     with refusing(what):
         refuse_if_locked(plan.root)

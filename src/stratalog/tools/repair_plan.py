@@ -153,7 +153,9 @@ class RepairPlan:
         return any(action.kind in CHANGES_LOG or action.path.startswith(COMMIT_LOG) for action in self.actions)
 
 
-def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: Progress | None = None) -> RepairPlan:
+def plan_repair(
+    root: str | os.PathLike[str], *, settings: StoreSettings | None = None, progress: Progress | None = None
+) -> RepairPlan:
     """Look at everything and say what to do. Changes nothing.
 
     Raises `StoreLocked` while the store is open for writing, as unfinished work would look like damage;
@@ -162,6 +164,7 @@ def plan_repair(root: Path, *, settings: StoreSettings | None = None, progress: 
     `ConfigurationError` for a store with symbolic links in it, or with an index to rebuild whose sizes nothing tells;
     `StoreUnavailable` where a file cannot be read.
     """
+    root = Path(root)
     with refusing(f"{root} cannot be looked at"):
         refuse_if_locked(root)
         seen = stamps(root, PrivateDisk())

@@ -10,6 +10,7 @@ known to them, to the checkpoint or the snapshot, and not in the log, is a probl
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -101,7 +102,7 @@ Progress = Callable[[int, int, int], None]
 
 
 def verify(
-    store: "MessageStore | Path",
+    store: "MessageStore | str | os.PathLike[str]",
     *,
     settings: StoreSettings | None = None,
     threads: int | None = None,
@@ -114,8 +115,8 @@ def verify(
     `ConfigurationError` for a store that is open for writing, whose files are not what they will be when it is closed,
     and for sizes that are not those of its files.
     """
-    if isinstance(store, Path):
-        root, settings = store, settings or StoreSettings()
+    if isinstance(store, str | os.PathLike):
+        root, settings = Path(store), settings or StoreSettings()
     else:
         root, settings = store.root, settings or store.settings
         if store.log.failure is None:

@@ -137,7 +137,7 @@ class VerifyReport:
             found = f"{what}, where the log has no message any more (it ends at {self.log_end:,})"
             step = (
                 "restore the newest files of commitlog/; or, if a crash took what they lack, let `stratalog repair "
-                "STORE` keep those queue offsets. Opening for writing drops this"
+                "STORE` keep those queue offsets. Opening for writing removes it"
             )
             self.add(Problem(part, path, position, "nothing after the end of the log", found, step))
 

@@ -234,10 +234,11 @@ class SpecialQueues:
         newest, before = max(known, default=-1), -1
         firsts, counts = _numbers(layout, stored, places)
         end = int((firsts + counts)[stored["size"] != 0].max(initial=0))
-        for number, unit in zip(queue.numbers, expected, strict=True):
+        needed, _ = _numbers(layout, expected, np.array(queue.numbers, np.int64) * layout.size)
+        for number, first, unit in zip(queue.numbers, needed.tolist(), expected, strict=True):
             found = known.get(int(unit["commit_log_offset"]), [])
             report.unit_count += 1
-            if not found and not report.clean and unit["commit_log_offset"] > newest and number >= end:
+            if not found and not report.clean and unit["commit_log_offset"] > newest and first >= end:
                 report.units_behind += 1
             elif not found:
                 following = places[before + 1] if before + 1 < len(places) else 0
