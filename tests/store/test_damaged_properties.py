@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.kinds import KINDS, LIGHT_KIND, PLAIN, SIZES, Kind, read_on
+from store.kinds import EXTENDED, KINDS, LIGHT_KIND, PLAIN, SIZES, Kind, read_on
 from stratalog.config.settings import StoreSettings
 from stratalog.layout.javahash import string_hash
 from stratalog.layout.light import MULTI_DISPATCH
@@ -116,7 +116,8 @@ def test_a_record_that_is_named_stays_and_is_not_named_again(kind: Kind, tmp_pat
 @pytest.mark.parametrize("bit", range(8 * len(b"TAGS\1a\2")))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_record_of_which_a_bit_of_the_tags_was_flipped_is_named(kind: Kind, bit: int, tmp_path: Path) -> None:
-    """But where the unit may be the one that was flipped: the hashes of the tags differ in one bit."""
+    """But where the unit may be the one that was flipped (the hashes of the tags differ in one bit), and where an
+    extension has the hash: it may be another queue's."""
     content, settings = kind.made(tmp_path, count=6), StoreSettings.make({**SIZES, **kind.settings})
     places = sorted(known.commit_log_offset for queue in content.queues.values() for known in queue.values())
     data = bytearray((tmp_path / LOG).read_bytes())
@@ -127,7 +128,7 @@ def test_a_record_of_which_a_bit_of_the_tags_was_flipped_is_named(kind: Kind, bi
     (tmp_path / LOG).write_bytes(data)
     stored = decode_record(bytes(data), places[2])
     hashes = [string_hash(find_property(one.properties, b"TAGS") or "") for one in (put, stored)]
-    is_told = (hashes[0] ^ hashes[1]).bit_count() > 1
+    is_told = (hashes[0] ^ hashes[1]).bit_count() > 1 and kind is not EXTENDED
     report = verify(tmp_path, settings=settings)
     assert _names(report.damaged_properties, put) == is_told
     assert len(report.damaged_properties) == is_told

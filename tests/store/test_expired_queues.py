@@ -118,6 +118,35 @@ def test_a_damaged_older_file_of_expired_messages_is_mended_at_once(
         assert store.queue(*kind.queues[0]).max_offset == end
 
 
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
+@pytest.mark.parametrize("command", ["open", "repair", "rebuild"])
+@pytest.mark.parametrize("kind", [PLAIN, EXTENDED, LIGHT_KIND], ids=str)
+def test_a_queue_with_a_new_file_and_no_unit_keeps_its_end(
+    kind: Kind, command: str, state: str, tmp_path: Path
+) -> None:
+    """A kill left the file without units, and retention removed those in front of it."""
+    expired(kind, tmp_path, gone_count=100)
+    STATES[state](tmp_path)
+    *files, newest = kind.files(tmp_path, kind.queues[0])
+    newest.write_bytes(bytes(len(newest.read_bytes())))
+    for path in files:
+        path.unlink()
+    end, settings = int(newest.name) // kind.layout.size, settings_of(kind)
+    assert end
+    if command == "rebuild":
+        rebuild(tmp_path, settings=settings)
+    elif command == "repair":
+        assert repair(plan_repair(tmp_path, settings=settings)).ok
+    for _ in range(2):
+        with kind.open(tmp_path) as store:
+            assert store.queue(*kind.queues[0]).max_offset >= end
+        assert verify(tmp_path, settings=settings).ok or command == "open"
+    assert repair(plan_repair(tmp_path, settings=settings)).ok
+    with kind.open(tmp_path) as store:
+        assert store.queue(*kind.queues[0]).max_offset >= end
+
+
 @pytest.mark.one_in(90)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", UNIT_DAMAGES)

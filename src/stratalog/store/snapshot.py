@@ -115,7 +115,7 @@ def store_snapshot(
     """Note the queues, which are durable and take no more units. Losing it costs time only: errors are passed over."""
     everything = [queue for queue in dispatcher.queues.values() if queue.end_offset]
     queues = [queue for queue in everything if isinstance(queue, ConsumeQueue)]
-    if any(isinstance(queue, ExtendedQueue) for queue in queues):
+    if any(isinstance(queue, ExtendedQueue) or not queue.unit_count for queue in queues):
         queues = []
     ends = {(queue.topic, queue.queue_id): queue.end_offset for queue in everything}
     newest = {(queue.topic, queue.queue_id): unit[0] for queue in everything if (unit := queue.last_unit())}

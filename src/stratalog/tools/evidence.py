@@ -325,7 +325,8 @@ class Evidence:
         it; empty when there is none."""
         tree = BATCH_CONSUME_QUEUE if queue.is_batch else CONSUME_QUEUE
         directory, layout = self._root / tree / queue.key[0] / str(queue.key[1]), QUEUE_LAYOUTS[tree]
-        starts = [name for name in self._disk.files(directory) if not (offset_of(name) or 0) % layout.size]
+        found = {name: offset_of(name) for name in self._disk.files(directory)}
+        starts = [name for name, start in found.items() if start is not None and not start % layout.size]
         units = written_units(directory, layout, self._disk)
         ends = {name: int(offsets.max(initial=-1)) for name, (_, offsets, *_) in zip(starts, units, strict=False)}
         if max(ends.values(), default=-1) < commit_log_offset:

@@ -488,10 +488,13 @@ def _extends(root: Path, disk: Disk) -> bool:
 def _newest_units(directory: Path, disk: Disk) -> Iterator[tuple[int, tuple[int, int, int]]]:
     """Queue offset and fields of the units in a queue's files that stand for a message, newest first."""
     for name in reversed(disk.files(directory)):
+        start = offset_of(name)
+        if start is None:
+            continue
         stored = (directory / name).read_bytes()
         units = np.frombuffer(stored, UNIT.dtype, len(stored) // UNIT.size)
         for number in np.flatnonzero((units["size"] > 0) & ~fillers(units))[::-1].tolist():
-            yield (offset_of(name) or 0) // UNIT.size + number, units[number].item()
+            yield start // UNIT.size + number, units[number].item()
 
 
 def _bitmap_count(root: Path, staging: Path, disk: Disk) -> int:
@@ -801,7 +804,7 @@ def _link_files(old: Path, new: Path, file_size: int, disk: Disk) -> None:
 def _files_that_join(directory: Path, file_size: int, disk: Disk) -> list[str]:
     """Files of a batch queue after the newest one whose units are not whole, or do not lead up to those after it."""
     joined, begin = list[str](), None
-    for name in reversed(disk.files(directory)):
+    for name in reversed([name for name in disk.files(directory) if offset_of(name) is not None]):
         stored = (directory / name).read_bytes()
         units = np.frombuffer(stored, BATCH_UNIT.dtype, len(stored) // BATCH_UNIT.size)
         begins = units["base_offset"].astype(np.int64)

@@ -138,8 +138,9 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
     """What a queue knows that the one built from the log does not: whether its units lead to nothing but messages from
     before the log's begin and from damaged ranges; and the end of the last message after the log's end, 0 if none.
 
-    Units that no store can have written are left out: they were damaged."""
-    is_of_log, has_units, newest_inside, disk = True, False, -1, PrivateDisk()
+    Units that no store can have written are left out: they were damaged. A file without units tells by its name."""
+    is_of_log, newest_inside, disk = True, -1, PrivateDisk()
+    has_units = layout is UNIT and any(map(offset_of, disk.files(old)))
     after = list[Led]()
     for numbers, offsets, sizes, counts, tags_codes in written_units(old, layout, disk):
         has_units |= bool(len(offsets))
@@ -174,13 +175,14 @@ def lost_ends(root: Path, disk: Disk) -> dict[QueueKey, int]:
 
 
 def written_end(root: Path, key: QueueKey, disk: Disk) -> int:
-    """Queue offset after a queue's last unit, whatever that leads to."""
-    ends = (
+    """Queue offset after a queue's last unit, whatever that leads to. A file without units begins there."""
+    ends = [
         int((numbers + np.maximum(counts, 1)).max(initial=0))
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
         for numbers, _, _, counts, _ in written_units(root / tree / key[0] / str(key[1]), layout, disk)
-    )
-    return max(ends, default=0)
+    ]
+    starts = map(offset_of, disk.files(root / CONSUME_QUEUE / key[0] / str(key[1])))
+    return max([*ends, *(start // UNIT.size for start in starts if start)], default=0)
 
 
 def known_end(root: Path, log: LogRange, settings: StoreSettings, disk: Disk) -> int:

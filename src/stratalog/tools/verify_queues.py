@@ -267,10 +267,11 @@ class QueueCheck:
             read = queue.files.were_read(queue.next, len(expected))
             stored[~read] = expected[~read]
             if stored.tobytes() != expected.tobytes():
-                self._look_up(chunk, queue.files, expected, stored)
+                extended = self._look_up(chunk, queue.files, expected, stored)
                 if self._report.is_live:
                     self._look_again(chunk, queue, expected, stored)
                 self._report_differences(queue, expected, stored)
+                self._retagged |= dict.fromkeys(self._retagged.keys() & extended, False)
             queue.next += len(expected)
             self._report.unit_count += int(np.count_nonzero(read))
 
@@ -292,14 +293,16 @@ class QueueCheck:
                     )
                 )  # fmt: skip
 
-    def _look_up(self, chunk: Chunk, files: _QueueFiles, expected: Units, stored: Units) -> None:
+    def _look_up(self, chunk: Chunk, files: _QueueFiles, expected: Units, stored: Units) -> set[int]:
         """Put in place of addresses the tags codes that stand there, if the store times there are the records'; where
-        the extension cannot be read, what is expected."""
+        the extension cannot be read, what is expected. Returns the log offsets of these units."""
+        extended = set[int]()
         mine = stored["commit_log_offset"] == expected["commit_log_offset"]
         for number in np.flatnonzero(mine & (stored["tags_code"] < 0)).tolist():
             address = int(stored["tags_code"][number])
             if not is_extension_address(address):
                 continue
+            extended.add(int(stored["commit_log_offset"][number]))
             with contextlib.suppress(CorruptData, StoreUnavailable):
                 found = files.extension.read(address)
                 position = int(stored["commit_log_offset"][number]) - chunk.base_offset
@@ -308,6 +311,7 @@ class QueueCheck:
                 continue
             if self._report.is_unreadable_in(files.extension_directory):
                 stored["tags_code"][number] = expected["tags_code"][number]
+        return extended
 
     def _look_again(self, chunk: Chunk, queue: _Expected, expected: Units, stored: Units) -> None:
         """Read again what differs: a writer may have been writing there. Zeros at the end stay what is behind."""
