@@ -112,7 +112,7 @@ def test_a_record_that_is_named_stays_and_is_not_named_again(kind: Kind, tmp_pat
     assert not again.actions
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("bit", range(8 * len(b"TAGS\1a\2")))
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_record_of_which_a_bit_of_the_tags_was_flipped_is_named(kind: Kind, bit: int, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_record_of_which_a_bit_of_the_tags_was_flipped_is_named(kind: Kind, bi
     assert not verify(tmp_path, settings=settings).damaged_properties
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     "damage", [*range(64), *(slice(0, end) for end in range(1, 9)), *map(slice, range(1, 8))], ids=str
 )

@@ -89,7 +89,7 @@ FILE_DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
 }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("state", ["closed", "closed by RocketMQ", "killed", "killed with a seal"])
 @pytest.mark.parametrize("damage", FILE_DAMAGES)
 @pytest.mark.parametrize("which", [0, 1, -2])

@@ -40,7 +40,7 @@ def _ends(kind: Kind, root: Path, content: Content) -> dict[tuple[str, int], int
         return {key: store.queue(*key).max_offset for key in content.queues}
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("state", CLOSED)
 @pytest.mark.parametrize("command", ["open", "repair", "rebuild"])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
