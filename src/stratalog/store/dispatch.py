@@ -169,10 +169,8 @@ class Dispatcher:
         may have units of later records already."""
         with free(*self._log.locks.dispatch):
             end = min(self.progress.offset, self._log.end_offset)  # dispatch leaves a file before the log does
-            queues = [queue for queue in self.queues.values() if queue.end_offset]
-            counts = [queue.unit_count for queue in queues]
-            if recovering:
-                counts = [below for queue in queues if (below := queue.count_below(end))]
+            units = [queue.count_below(end) if recovering else queue.unit_count for queue in self.queues.values()]
+            counts = [count for count in units if count]
             items = self.index.item_count if self.index else 0
             return replace(self.progress), Seal(end, len(counts), sum(counts), items)
 
