@@ -140,7 +140,7 @@ def forgotten(old: Path, new: Path, layout: Layout, log: LogRange) -> tuple[bool
 
     Units that no store can have written are left out: they were damaged. A file without units tells by its name."""
     is_of_log, newest_inside, disk = True, -1, PrivateDisk()
-    has_units = layout is UNIT and any(map(offset_of, disk.files(old)))
+    has_units = layout is UNIT and _named_end(old, disk) > 0
     after = list[Led]()
     for numbers, offsets, sizes, counts, tags_codes in written_units(old, layout, disk):
         has_units |= bool(len(offsets))
@@ -181,8 +181,13 @@ def written_end(root: Path, key: QueueKey, disk: Disk) -> int:
         for tree, layout in ((CONSUME_QUEUE, UNIT), (BATCH_CONSUME_QUEUE, BATCH_UNIT))
         for numbers, _, _, counts, _ in written_units(root / tree / key[0] / str(key[1]), layout, disk)
     ]
-    starts = map(offset_of, disk.files(root / CONSUME_QUEUE / key[0] / str(key[1])))
-    return max([*ends, *(start // UNIT.size for start in starts if start)], default=0)
+    return max([*ends, _named_end(root / CONSUME_QUEUE / key[0] / str(key[1]), disk)])
+
+
+def _named_end(directory: Path, disk: Disk) -> int:
+    """Queue offset at which the newest file of a plain or light queue begins, by its name."""
+    starts = [start for name in disk.files(directory) if (start := offset_of(name)) is not None]
+    return max(starts, default=0) // UNIT.size
 
 
 def known_end(root: Path, log: LogRange, settings: StoreSettings, disk: Disk) -> int:

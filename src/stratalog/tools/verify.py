@@ -186,13 +186,7 @@ def _verify(
                     done.result()
         for check in checks:
             check.finish()
-    retagged = queues.retagged
-    damaged = {offset: one.place for offset, one in cut.items() if one.is_overwritten or offset in retagged}
-    for offset in [] if is_live else [at for at, is_of_record in retagged.items() if is_of_record]:
-        record = record_at(root, offset, disk)
-        if record and record.flag != LOST_FLAG and record.topic.decode(errors="replace") != SCHEDULE_TOPIC:
-            damaged[offset] = _place_of(record)
-    report.damaged_properties = sorted(damaged.values())
+    report.damaged_properties = sorted(_damaged_properties(root, cut, queues.retagged, disk, is_live=is_live))
     report.lost_before = sorted(_lost_before(root, report.missing))
     if report.deleted_count:
         report.notes.append(
@@ -341,6 +335,18 @@ def _cut_records(survey: FileSurvey) -> Iterator[tuple[int, _Cut]]:
         may_be_cut = not is_newest or record.properties.endswith(b"\0")
         if may_be_cut and record.flag != LOST_FLAG and enters_queue(record.sys_flag):
             yield survey.base_offset + position, _Cut(_place_of(record), may_be_overwritten(record.properties))
+
+
+def _damaged_properties(
+    root: Path, cut: Mapping[int, _Cut], retagged: Mapping[int, bool], disk: PrivateDisk, *, is_live: bool
+) -> Iterator[tuple[str, int, int, int]]:
+    """Places of the records that damage begins in, and of those of which the queue unit has the hash of other tags."""
+    begun = {offset for offset, one in cut.items() if one.is_overwritten or offset in retagged}
+    yield from (cut[offset].place for offset in begun)
+    for offset in [] if is_live else [at for at, is_of_record in retagged.items() if is_of_record and at not in begun]:
+        record = record_at(root, offset, disk)
+        if record and record.flag != LOST_FLAG and record.topic.decode(errors="replace") != SCHEDULE_TOPIC:
+            yield _place_of(record)
 
 
 def _place_of(record: Record) -> tuple[str, int, int, int]:
